@@ -1,0 +1,25 @@
+"""nanopsy, the NaN autopsy: the line, the class of mistake and a verified fix of a training run that went NaN.
+
+``import nanopsy`` does not import torch; the names below do so when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nanopsy.errors import NanopsyError
+from nanopsy.findings import Diagnosis, Finding, Incident, Location
+
+if TYPE_CHECKING:
+    from nanopsy.library import autopsy, watch
+
+__version__ = "0.1.0"
+__all__ = ["Diagnosis", "Finding", "Incident", "Location", "NanopsyError", "__version__", "autopsy", "watch"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("autopsy", "watch"):
+        from nanopsy import library
+
+        return getattr(library, name)
+    raise AttributeError(f"module 'nanopsy' has no attribute {name!r}")

@@ -1,0 +1,83 @@
+"""The only file that touches private torch names, each with a guard that says what breaks without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+__all__ = [
+    "Optimizer",
+    "autograd_node",
+    "foreach_norm",
+    "node_sequence",
+    "register_optimizer_step_post_hook",
+    "register_optimizer_step_pre_hook",
+    "schema_aliases",
+    "sequence_number",
+    "storage_key",
+    "storage_pin",
+]
+
+
+def autograd_node() -> Any | None:
+    """The autograd node that is running on this thread, or None outside backward."""
+    return torch._C._current_autograd_node()
+
+
+def sequence_number() -> int:
+    """The number that the next autograd node will get."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def node_sequence(node: Any) -> int:
+    """The sequence number of a node; nodes without one (AccumulateGrad) give -1."""
+    try:
+        number = int(node._sequence_nr())
+    except (AttributeError, OverflowError):
+        return -1
+    return number if number < 2**62 else -1
+
+
+def foreach_norm(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The 2-norm of each tensor in one fused call."""
+    return list(torch._foreach_norm(list(tensors), 2))
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identity of the memory of a tensor; unique while a pin of it is held. Zero when it has none."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def storage_pin(tensor: torch.Tensor) -> object | None:
+    """Keep a storage's identity (not its memory) from being used again."""
+    try:
+        return _WeakStorage(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+class _WeakStorage:
+    """A weak reference to a storage: its address stays taken while this lives, its bytes do not."""
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._ref = storage._weak_ref()
+
+    def __del__(self, _free: Callable[[Any], None] = torch.UntypedStorage._free_weak_ref) -> None:  # type: ignore[attr-defined]
+        _free(self._ref)
+
+
+def schema_aliases(func: Any) -> tuple[str, ...]:
+    """Per output of an operator: ``fresh``, ``view`` or ``write``."""
+    kinds = []
+    for returned in func._schema.returns:
+        alias = returned.alias_info
+        kinds.append("fresh" if alias is None else "write" if alias.is_write else "view")
+    return tuple(kinds)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from nanopsy.causes import _edits
+from nanopsy.causes._cause import Cause, Claim, strength
+from nanopsy.findings import Edit, Finding
+from nanopsy.ranges import Birth
+
+VARIANCES = ("var", "std", "var_mean", "std_mean")
+
+
+def sample(birth: Birth) -> tuple[float, float]:
+    """How many elements a variance ran over, and its correction."""
+    correction = birth.settings.get("correction", 1)
+    if correction is None:
+        correction = 1
+    if birth.settings.get("unbiased") is False:
+        correction = 0
+    count = birth.operand(0).count / max(birth.total, 1)
+    return count, float(correction) if isinstance(correction, (int, float)) else 1.0
+
+
+class BesselOfOne(Cause):
+    """Sample variance of one element.
+
+    ## What it does
+    Finds `var` or `std` with Bessel's correction (the default, `correction=1`) over a single element: N - 1 = 0, and 0/0 is NaN.
+
+    ## Why is this bad?
+    The number of selected pixels depends on the data. A random crop of a sparse LiDAR map holds exactly one valid pixel
+    now and then (0.33 % of 352x704 crops of DDAD), and one such image turns every weight to NaN. It is the third cause of NaN in
+    monocular depth training, hidden because dense data sets never show it.
+
+    ## Guideline
+    Use the population variance, `torch.var(x, correction=0)`: a loss is no estimate of a population's variance. Skip normalisation of batches of one.
+
+    ## Fix safety
+    Unsafe: `correction=0` changes the value by the factor (N - 1) / N, 0.1 % at a thousand pixels.
+
+    ## References
+    arXiv 2311.03938, vulnerability 3 (variance implementations).
+    """
+
+    code, slug = "NAN301", "bessel-of-one"
+    replacement = "nanopsy.stable.masked_var"
+    bad = """
+import torch
+
+g = torch.tensor([0.3, 0.9, 0.2], requires_grad=True)
+depth = torch.tensor([0.0, 12.0, 0.0])
+
+def loss():
+    return torch.var(g[depth > 0])
+"""
+    good = """
+import torch
+
+g = torch.tensor([0.3, 0.9, 0.2], requires_grad=True)
+depth = torch.tensor([0.0, 12.0, 0.0])
+
+def loss():
+    return torch.var(g[depth > 0], correction=0)
+"""
+
+    def claim(self, birth: Birth) -> Claim | None:
+        if birth.op not in VARIANCES or birth.operand(0).count == 0:
+            return None
+        count, correction = sample(birth)
+        if not count - correction <= 0 or count < 1:
+            return None
+        message = f"{birth.op} over {count:g} element{'s' if count > 1 else ''} with correction {correction:g}: N - {correction:g} = {count - correction:g}, 0/0"
+        return Claim(strength(birth, 0.98), message, evidence={"elements": count, "correction": correction})
+
+    def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
+        found = _edits.expression(finding.location)
+        if found is None:
+            return
+        source, node = found
+        if not isinstance(node, ast.Call) or _edits.called(node) not in VARIANCES:
+            return
+        note = "population variance: 0 for one element"
+        for name in ("correction", "unbiased"):
+            word = _edits.keyword(node, name)
+            if word is not None:
+                yield [_edits.replace_node(source, word.value, "0" if name == "correction" else "False", note)]
+                return
+        flags = [value for value in node.args if isinstance(value, ast.Constant) and isinstance(value.value, bool)]
+        if flags:
+            yield [_edits.replace_node(source, flags[0], "False", note)]
+            return
+        yield [_edits.add_keyword(source, node, "correction=0", note)]

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from nanopsy.causes import _edits
+from nanopsy.causes._cause import Cause, Claim, elements, strength
+from nanopsy.findings import Edit, Finding, Safety
+from nanopsy.ranges import Birth, OriginKind
+
+LOGS = ("log", "log2", "log10", "log1p")
+
+
+class LogOfSigmoid(Cause):
+    """Logarithm of a sigmoid that underflowed to zero.
+
+    ## What it does
+    Finds a `log` whose argument is exactly 0 because it is (a multiple of) a saturated sigmoid, however far apart the two lie:
+    `depth = max_depth * sigmoid(x)` in the model and `log(depth)` in the loss.
+
+    ## Why is this bad?
+    sigmoid(x) is exactly 0 from about x = -89 down in float32 and -17.5 in float16. log gives -inf, and its gradient is inf * 0 = NaN. It is the
+    second cause of NaN in monocular depth training; a high learning rate or one bad step is enough to drive a logit there.
+
+    ## Guideline
+    Compute the logarithm from the logit: `logsigmoid(x) + log(max_depth)` is exact for every x. Or keep the depth above a positive
+    minimum, `min_depth + (max_depth - min_depth) * sigmoid(x)`.
+
+    ## Fix safety
+    Safe where log and sigmoid meet in one expression (`logsigmoid` has the same value to a few ulp). A clamp at the log, when they lie apart,
+    is unsafe: saturated pixels then have gradient 0.
+
+    ## References
+    arXiv 2311.03938, vulnerability 2 (log of a sigmoid).
+    """
+
+    code, slug = "NAN201", "log-of-sigmoid"
+    replacement = "nanopsy.stable.scaled_sigmoid"
+    bad = """
+import torch
+
+logit = torch.tensor([-120.0, 0.5], requires_grad=True)
+
+def depth():
+    return 80.0 * torch.sigmoid(logit)
+
+def loss():
+    return torch.log(depth()).mean()
+"""
+    good = """
+import math
+import torch
+import torch.nn.functional as F
+
+logit = torch.tensor([-120.0, 0.5], requires_grad=True)
+
+def loss():
+    return (F.logsigmoid(logit) + math.log(80.0)).mean()
+"""
+
+    def claim(self, birth: Birth) -> Claim | None:
+        argument = birth.operand(0)
+        if birth.op not in LOGS or argument.value != 0 or argument.origin.kind is not OriginKind.SIGMOID:
+            return None
+        place = f" at {argument.origin.location}" if argument.origin.location else ""
+        message = f"log of exactly 0: the sigmoid{place} underflowed to 0 for a large negative logit; {elements(birth)}"
+        also = (argument.origin.location,) if argument.origin.location else ()
+        return Claim(strength(birth, 0.97), message, also=also)
+
+    def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
+        found = _edits.expression(finding.location)
+        if found is None:
+            return
+        source, node = found
+        argument = _edits.subject(node)
+        if argument is None or _edits.called(node) not in LOGS:
+            return
+        if _edits.called(node) == "log" and isinstance(argument, ast.Call) and _edits.called(argument) == "sigmoid":
+            logit = _edits.subject(argument)
+            if logit is not None:
+                new = f"torch.nn.functional.logsigmoid({source.code(logit)})"
+                yield [_edits.replace_node(source, node, new, "exact for every logit", Safety.SAFE)]
+                return
+        bound = _edits.floor_for(birth.dtype)
+        yield [_edits.method(source, argument, f"clamp(min={bound})", "better still: logsigmoid of the logit + log(max_depth), at the head")]

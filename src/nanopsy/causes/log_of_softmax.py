@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from nanopsy.causes import _edits
+from nanopsy.causes._cause import Cause, Claim, elements, strength
+from nanopsy.causes.log_of_sigmoid import LOGS
+from nanopsy.findings import Edit, Finding, Safety
+from nanopsy.ranges import Birth, OriginKind
+
+
+class LogOfSoftmax(Cause):
+    """Logarithm of a softmax probability that underflowed to zero.
+
+    ## What it does
+    Finds a `log` whose argument is exactly 0 because it is a softmax output.
+
+    ## Why is this bad?
+    A logit 104 below the largest gives probability 0 in float32. log is -inf there, and 0 * -inf (a one-hot target) is NaN even for classes
+    that do not matter.
+
+    ## Guideline
+    Use `log_softmax` of the logits, or `cross_entropy`, which does so inside.
+
+    ## Fix safety
+    Safe where log and softmax meet in one expression. A clamp at the log is unsafe: clamped classes have gradient 0.
+
+    ## References
+    PyTorch documentation of `torch.nn.functional.log_softmax`.
+    """
+
+    code, slug = "NAN203", "log-of-softmax"
+    replacement = "torch.log_softmax"
+    bad = """
+import torch
+
+logits = torch.tensor([[300.0, 0.0, 1.0]], requires_grad=True)
+target = torch.tensor([[1.0, 0.0, 0.0]])
+
+def loss():
+    p = torch.softmax(logits, dim=1)
+    return -(target * torch.log(p)).sum()
+"""
+    good = """
+import torch
+
+logits = torch.tensor([[300.0, 0.0, 1.0]], requires_grad=True)
+target = torch.tensor([[1.0, 0.0, 0.0]])
+
+def loss():
+    return -(target * torch.log_softmax(logits, dim=1)).sum()
+"""
+
+    def claim(self, birth: Birth) -> Claim | None:
+        argument = birth.operand(0)
+        if birth.op not in LOGS or argument.value != 0 or argument.origin.kind is not OriginKind.SOFTMAX:
+            return None
+        place = f" at {argument.origin.location}" if argument.origin.location else ""
+        message = f"log of exactly 0: a softmax probability{place} underflowed; {elements(birth)}"
+        also = (argument.origin.location,) if argument.origin.location else ()
+        return Claim(strength(birth, 0.97), message, also=also)
+
+    def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
+        found = _edits.expression(finding.location)
+        if found is None:
+            return
+        source, node = found
+        argument = _edits.subject(node)
+        if argument is None or _edits.called(node) not in LOGS:
+            return
+        if _edits.called(node) == "log" and isinstance(argument, ast.Call) and _edits.called(argument) == "softmax":
+            inner = source.code(argument).replace("softmax", "log_softmax", 1)
+            yield [_edits.replace_node(source, node, inner, "exact for every logit", Safety.SAFE)]
+            return
+        note = "better still: log_softmax of the logits"
+        yield [_edits.method(source, argument, f"clamp(min={_edits.floor_for(birth.dtype)})", note)]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nanopsy.causes import _edits
+from nanopsy.causes._cause import Cause, Claim, came_from, elements, strength
+from nanopsy.causes.log_of_sigmoid import LOGS
+from nanopsy.findings import Edit, Finding
+from nanopsy.ranges import Birth, OriginKind
+
+
+class NegativeDomain(Cause):
+    """Logarithm, root or fractional power of a negative number.
+
+    ## What it does
+    Finds `log`, `sqrt`, `rsqrt` or `x ** p` (p not whole) of a negative value that is really negative, not a difference that cancelled.
+
+    ## Why is this bad?
+    The result is NaN. An unconstrained network output is negative for half of all weights: nothing keeps it positive but luck.
+
+    ## Guideline
+    Make the output positive by construction (softplus, exp of a bounded logit, scaled sigmoid + minimum), not by a clamp after the fact.
+
+    ## Fix safety
+    Unsafe: a clamp hides negative outputs, which then have gradient 0.
+
+    ## References
+    IEEE 754-2019, section 9.2 (domain errors of elementary functions).
+    """
+
+    code, slug = "NAN204", "negative-domain"
+    bad = """
+import torch
+
+prediction = torch.tensor([-0.5, 2.0], requires_grad=True)
+
+def loss():
+    return torch.log(prediction).mean()
+"""
+    good = """
+import torch
+
+prediction = torch.tensor([-0.5, 2.0], requires_grad=True)
+
+def loss():
+    return torch.log(torch.nn.functional.softplus(prediction)).mean()
+"""
+
+    def claim(self, birth: Birth) -> Claim | None:
+        argument = birth.operand(0)
+        edge = -1.0 if birth.op == "log1p" else 0.0
+        if birth.op not in (*LOGS, "sqrt", "rsqrt", "pow", "xlogy", "lgamma") or not argument.value < edge:
+            return None
+        if birth.op == "pow":
+            exponent = birth.settings.get("exponent", birth.operand(1).value)
+            if not isinstance(exponent, (int, float)) or float(exponent).is_integer():
+                return None
+        if argument.origin.kind is OriginKind.CANCELLATION:
+            return None
+        if birth.op in LOGS and argument.origin.kind is OriginKind.DATA and not argument.from_weights:
+            return None
+        message = f"{birth.op} of {argument.value:.6g}: {came_from(argument.origin)}; {elements(birth)}"
+        return Claim(strength(birth, 0.9), message)
+
+    def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
+        found = _edits.expression(finding.location)
+        if found is None:
+            return
+        source, node = found
+        argument = _edits.subject(node)
+        if argument is not None and _edits.called(node) in (*LOGS, "sqrt", "rsqrt", "**", "pow"):
+            note = "a positive output by construction (softplus) is the better cure"
+            yield [_edits.method(source, argument, f"clamp(min={_edits.floor_for(birth.dtype)})", note)]

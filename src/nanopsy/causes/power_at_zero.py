@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nanopsy.causes import _edits
+from nanopsy.causes._cause import Cause, Claim, came_from, elements, strength
+from nanopsy.findings import Edit, Finding
+from nanopsy.ranges import Birth
+
+
+class PowerAtZero(Cause):
+    """Fractional power differentiated at zero.
+
+    ## What it does
+    Finds `x ** p` with 0 < p < 1 that was differentiated where x is exactly 0.
+
+    ## Why is this bad?
+    The derivative p * x ** (p - 1) is infinite at 0. Silent audio frames, empty histogram bins and black pixels are exact zeros.
+
+    ## Guideline
+    Add a small epsilon before the power, `(x + 1e-12) ** p`, or clamp from below.
+
+    ## Fix safety
+    Unsafe: a value of exactly 0 becomes the bound to the power p, and the gradient below the bound is 0.
+
+    ## References
+    speechbrain/speechbrain issue 184 (power-law compression of silent frames).
+    """
+
+    code, slug = "NAN103", "power-at-zero"
+    replacement = "nanopsy.stable.power"
+    bad = """
+import torch
+
+energy = torch.tensor([0.0, 2.0], requires_grad=True)
+exponent = 0.3
+
+def loss():
+    return (energy ** exponent).sum()
+"""
+    good = """
+import torch
+
+energy = torch.tensor([0.0, 2.0], requires_grad=True)
+exponent = 0.3
+
+def loss():
+    return ((energy + 1e-12) ** exponent).sum()
+"""
+
+    def claim(self, birth: Birth) -> Claim | None:
+        base = birth.operand(0)
+        exponent = birth.settings.get("exponent")
+        if exponent is None and len(birth.operands) > 1:
+            exponent = birth.operand(1).value
+        if not birth.backward or not birth.node.startswith("Pow") or base.value != 0 or not isinstance(exponent, (int, float)):
+            return None
+        if not 0 < exponent < 1:
+            return None
+        message = (
+            f"x ** {exponent:g} was differentiated at exactly 0, where its slope is infinite; {elements(birth)}; "
+            f"the base is 0 because {came_from(base.origin)}"
+        )
+        return Claim(strength(birth, 0.88), message, evidence={"exponent": exponent})
+
+    def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
+        found = _edits.expression(finding.location)
+        if found is None:
+            return
+        source, node = found
+        base = _edits.subject(node)
+        if base is not None and _edits.called(node) in ("**", "pow", "sqrt"):
+            yield [_edits.method(source, base, f"clamp(min={_edits.floor_for(birth.dtype)})", "keeps the base positive")]

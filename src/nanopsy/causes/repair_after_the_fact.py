@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nanopsy.causes import _edits
+from nanopsy.causes._cause import Cause, Claim, elements
+from nanopsy.findings import Edit, Finding
+from nanopsy.ranges import Birth
+
+REPAIRS = {
+    "nan_to_num": "nan_to_num", "nantonum": "nan_to_num", "masked_fill": "masked_fill", "maskedfill": "masked_fill", "index_put": "index assignment",
+    "indexput": "index assignment", "clamp": "clamp", "clamp_min": "clamp", "clamp_max": "clamp", "minimum": "minimum", "maximum": "maximum",
+    "copyslices": "slice assignment", "nansum": "nansum", "nanmean": "nanmean", "masked_scatter": "masked_scatter", "hardtanh": "hardtanh",
+    "copy": "slice assignment", "fill": "index assignment",
+}  # fmt: skip
+
+
+class RepairAfterTheFact(Cause):
+    """Bad value repaired in forward, where its gradient cannot be.
+
+    ## What it does
+    Finds an operator at a singular point whose result is replaced afterwards: `nan_to_num`, `masked_fill`, `out[mask] = 0`, `clamp` after the operator.
+
+    ## Why is this bad?
+    The repair cleans the value only. Backward still differentiates the singular operator, with a zero arriving: 0 * inf is NaN.
+
+    ## Guideline
+    Repair the *argument*: clamp or mask before `log`, `sqrt`, `/`, not after.
+
+    ## Fix safety
+    Unsafe: the bound changes values near the singularity.
+
+    ## References
+    PyTorch documentation of `torch.nan_to_num`; see also where-trap.
+    """
+
+    code, slug = "NAN402", "repair-after-the-fact"
+    bad = """
+import torch
+
+x = torch.tensor([0.0, 4.0], requires_grad=True)
+
+def loss():
+    return torch.nan_to_num(torch.log(x), neginf=0.0).sum()
+"""
+    good = """
+import torch
+
+x = torch.tensor([0.0, 4.0], requires_grad=True)
+
+def loss():
+    return torch.log(x.clamp(min=1e-6)).sum()
+"""
+
+    def claim(self, birth: Birth) -> Claim | None:
+        drop = birth.discard
+        if birth.sink != "gradient" or drop is None or drop.op not in REPAIRS:
+            return None
+        if birth.backward and birth.forward_value == 0 and drop.op in ("clamp", "clamp_min", "maximum", "minimum") and birth.incoming != 0:
+            return None
+        message = (
+            f"{birth.op} at {birth.operand(0).value:.6g} was repaired afterwards by {REPAIRS[drop.op]}; its gradient was not: "
+            f"0 * inf in backward; {elements(birth)}"
+        )
+        return Claim(0.92, message, also=(drop.location,) if drop.location else ())
+
+    def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
+        found = _edits.expression(finding.location)
+        if found is None:
+            return
+        source, node = found
+        argument = _edits.denominator(node) or _edits.subject(node)
+        if argument is not None and _edits.called(node) in ("log", "log2", "log10", "sqrt", "rsqrt", "/", "div", "reciprocal", "**", "pow"):
+            yield [_edits.method(source, argument, f"clamp(min={_edits.floor_for(birth.dtype)})", "repairs the argument")]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from nanopsy.causes import _edits
+from nanopsy.causes._cause import Cause, Claim, elements
+from nanopsy.findings import Edit, Finding, Safety
+from nanopsy.ranges import Birth
+
+
+class WhereTrap(Cause):
+    """Undefined branch hidden behind `where`.
+
+    ## What it does
+    Finds an operator evaluated outside its domain whose bad elements `torch.where` then replaces: the forward value is fine, the gradient is not.
+
+    ## Why is this bad?
+    `where` evaluates both branches. Backward sends a zero into the branch that was not taken, and 0 * inf (or 0/0) there is NaN.
+
+    ## Guideline
+    Mask the *input*, not the output ("double where"): `safe = torch.where(ok, x, 1.0); torch.where(ok, f(safe), 0.0)`.
+
+    ## Fix safety
+    Safe: every selected value stays as it was.
+
+    ## References
+    pytorch/pytorch issue 68425; JAX FAQ, "gradients contain NaN where using where".
+    """
+
+    code, slug = "NAN401", "where-trap"
+    replacement = "nanopsy.stable.where_safe"
+    bad = """
+import torch
+
+x = torch.tensor([0.0, 2.0], requires_grad=True)
+
+def loss():
+    return torch.where(x > 0, torch.log(x), torch.zeros_like(x)).sum()
+"""
+    good = """
+import torch
+
+x = torch.tensor([0.0, 2.0], requires_grad=True)
+
+def loss():
+    safe = torch.where(x > 0, x, torch.ones_like(x))
+    return torch.where(x > 0, torch.log(safe), torch.zeros_like(x)).sum()
+"""
+
+    def claim(self, birth: Birth) -> Claim | None:
+        drop = birth.discard
+        if birth.sink != "gradient" or drop is None or drop.op != "where":
+            return None
+        argument = birth.operand(0)
+        message = (
+            f"{birth.op} was evaluated at {argument.value:.6g}, outside its domain or at its edge; torch.where dropped the result in "
+            f"forward, but its gradient comes back as 0 * inf; {elements(birth)}"
+        )
+        return Claim(0.95, message, also=(drop.location,) if drop.location else ())
+
+    def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
+        found = _edits.expression(finding.location)
+        place = _edits.expression(birth.discard.location) if birth.discard is not None else None
+        if found is None or place is None:
+            return
+        source, node = found
+        _, chooser = place
+        if not isinstance(chooser, ast.Call) or _edits.called(chooser) != "where" or not _edits.is_function(chooser) or len(chooser.args) < 3:
+            return
+        condition = source.code(chooser.args[0])
+        inside = [branch for branch in chooser.args[1:3] if any(child is node for child in ast.walk(branch))]
+        argument = _edits.denominator(node) or _edits.subject(node)
+        if argument is None:
+            return
+        first = inside[0] is chooser.args[1] if inside else None
+        for takes in (True, False) if first is None else (first,):
+            code = source.code(argument)
+            one = f"torch.ones_like({code})"
+            new = f"torch.where({condition}, {code}, {one})" if takes else f"torch.where({condition}, {one}, {code})"
+            yield [_edits.replace_node(source, argument, new, "masks the input instead of the output", Safety.SAFE)]

@@ -1,0 +1,124 @@
+"""The command line: verbs, options, and errors as sentences. Each verb imports what it needs, inside."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from nanopsy import __version__
+from nanopsy.errors import EXIT_USAGE, NanopsyError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nanopsy",
+        description="Name the line, the class of mistake and a verified fix of a PyTorch training run that went NaN.",
+    )
+    parser.add_argument("--version", action="version", version=f"nanopsy {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    run = verbs.add_parser(
+        "run",
+        help="run a training script under the watch",
+        description="Run an unmodified training script; at the first non-finite loss or gradient, rewind the step, diagnose it and try a fix.",
+        usage="nanopsy run [options] (SCRIPT | -m MODULE) [arguments of the script …]",
+    )
+    run.add_argument("--json", metavar="FILE", help="write the findings as JSON")
+    run.add_argument("--on-incident", choices=("stop", "skip", "continue"), default="stop",
+                     help="stop with status 3 (default), skip the bad step and go on, or let it happen")  # fmt: skip
+    run.add_argument("--rerun", choices=("auto", "never", "always"), default="auto",
+                     help="when the step cannot be rewound, run the script again from the start, traced at that step")  # fmt: skip
+    run.add_argument("--no-verify", action="store_true", help="do not try the proposed edits on the failing step")
+    run.add_argument("--mute", action="store_true", help="silence what the loop body prints while it is replayed")
+    run.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
+    run.add_argument("--armed", type=int, metavar="STEP", help=argparse.SUPPRESS)
+    run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    explain = verbs.add_parser("explain", help="the page of one cause", description="Print what nanopsy knows about a cause; needs no torch.")
+    explain.add_argument("name", nargs="?", help="a code (NAN301) or slug (bessel-of-one)")
+    explain.add_argument("--all", action="store_true", help="every cause, one line each")
+    explain.add_argument("--markdown", action="store_true", help="plain Markdown instead of terminal formatting")
+    return parser
+
+
+_RUN_WITH_VALUE = ("--json", "--on-incident", "--rerun", "--armed")
+
+
+def _split_run(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Options of ours, then the script's own command line, which is never looked into."""
+    ours: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest[0]
+        if word == "-m":
+            ours += rest[:2]
+            return ours, rest[2:]
+        if word == "--":
+            return ours, rest[1:]
+        if not word.startswith("-"):
+            return ours, rest
+        ours.append(rest.pop(0))
+        if word in _RUN_WITH_VALUE and rest:
+            ours.append(rest.pop(0))
+    return ours, rest
+
+
+def _run(options: argparse.Namespace, command: list[str]) -> int:
+    if options.module is None and not command:
+        raise NanopsyError("no script was given", do="nanopsy run train.py [its arguments …], or nanopsy run -m package.module")
+    try:
+        from nanopsy.run import RunOptions, run
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise NanopsyError(
+            "PyTorch is not installed in this environment", where=sys.prefix,
+            why="nanopsy run watches a PyTorch training", do='install it beside nanopsy: pip install "nanopsy[torch]"',
+        ) from None  # fmt: skip
+    chosen = RunOptions(
+        json=options.json, on_incident=options.on_incident, rerun=options.rerun, verify=not options.no_verify, mute=options.mute, armed=options.armed
+    )
+    return run(options.module, command, chosen)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from nanopsy.causes import find, load
+
+    if options.all:
+        for cause in load().values():
+            print(f"{cause.code}  {cause.slug:<28}  {cause.title()}")
+        return 0
+    if not options.name:
+        raise NanopsyError("no cause was named", do="nanopsy explain NAN301, or nanopsy explain --all")
+    cause = find(options.name)
+    if cause is None:
+        import difflib
+
+        names = [name for known in load().values() for name in (known.code, known.slug)]
+        close = difflib.get_close_matches(options.name, names, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise NanopsyError(f"there is no cause named {options.name!r}", do=f"{hint}nanopsy explain --all lists them")
+    page = cause.page()
+    if options.markdown or not sys.stdout.isatty():
+        print(page)
+        return 0
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(page))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if words[:1] == ["run"]:
+            ours, command = _split_run(words[1:])
+            return _run(_parser().parse_args(["run", *ours]), command)
+        options = _parser().parse_args(words)
+        return _explain(options)
+    except NanopsyError as error:
+        print(error.render(), file=sys.stderr)
+        return EXIT_USAGE

@@ -1,0 +1,241 @@
+"""From the bad loss or gradient of a kept replay back to its birth, and from the birth to the causes.
+
+No finding is better than a wrong one: a cause claims a birth only on the numbers that the trace observed, and
+when none does, the finding says *unknown* and exactly what is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanopsy._torch import Optimizer, storage_key
+from nanopsy.birth import BirthReader, bad_index
+from nanopsy.causes import load
+from nanopsy.findings import Finding, What
+from nanopsy.ranges import FORMATS, Birth, Growth, History, Operand, OptimizerFacts, Origin, OriginKind
+from nanopsy.registry import locate
+from nanopsy.story import Story, dtype_name
+from nanopsy.watch import optimizer_parameters, total_norm
+
+if TYPE_CHECKING:
+    from nanopsy.autopsy import Autopsy, Fault, Replay
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All that one kept replay and the watch know about an incident."""
+
+    fault: Fault
+    replay: Replay
+    story: Story
+    reader: BirthReader
+    history: History
+    optimizers: list[tuple[Optimizer, OptimizerFacts]]
+    bad_weights: list[tuple[str, torch.Tensor]]
+    births: dict[str, Birth] = field(default_factory=dict)
+
+    @classmethod
+    def gather(cls, autopsy: Autopsy, fault: Fault, replay: Replay) -> Evidence:
+        assert replay.recording is not None
+        registry = autopsy.registry
+        history = read_history(autopsy, replay)
+        parameters: dict[int, torch.Tensor] = {storage_key(p): p for p in registry.parameters()}
+        for module in list(registry.modules):
+            for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+                parameters.setdefault(storage_key(tensor), tensor)
+        names = registry.names()
+        for key in parameters:
+            names.setdefault(key, "a parameter")
+        batch: dict[int, str] = {}
+        if autopsy.rounds:
+            last = autopsy.rounds[-1]
+            _name_tensors(last.item, "batch", batch, 3)
+            for number, drawn in enumerate(last.draws):
+                _name_tensors(drawn, "batch" if len(last.draws) == 1 else f"next[{number}]", batch, 3)
+        variables: dict[int, str] = {}
+        for round_ in autopsy.rounds[-1:]:
+            for name, value in (round_.frame.names if round_.frame is not None else {}).items():
+                if not name.startswith("__"):
+                    _name_tensors(value, name, variables, 1)
+        story = Story(replay.recording, registry, names, batch, variables, parameters)
+        modules = registry.module_names()
+        objects = {id(module): module for module in list(registry.modules)}
+        optimizers = [(optimizer, optimizer_facts(autopsy, optimizer)) for optimizer in list(registry.optimizers)]
+        bad = [(names.get(storage_key(p), "?"), p) for p in registry.parameters() if not bool(torch.isfinite(p.detach()).all())]
+        return cls(fault, replay, story, BirthReader(story, history, "loss" if replay.bad_loss else "gradient", modules, objects), history, optimizers, bad)
+
+    def birth_of(self, finding: Finding) -> Birth | None:
+        return self.births.get(_key(finding))
+
+
+def _key(finding: Finding) -> str:
+    return f"{finding.code} {finding.location}"
+
+
+def _name_tensors(value: Any, name: str, table: dict[int, str], depth: int) -> None:
+    if isinstance(value, torch.Tensor):
+        table.setdefault(storage_key(value), name)
+    elif depth and isinstance(value, dict):
+        for key, entry in list(value.items())[:64]:
+            _name_tensors(entry, f"{name}[{key!r}]", table, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for number, entry in enumerate(value[:64]):
+            _name_tensors(entry, f"{name}[{number}]", table, depth - 1)
+
+
+def read_history(autopsy: Autopsy, replay: Replay) -> History:
+    """The ring of recent steps, with a verdict on how they developed; never guessed from one step."""
+    ring = list(autopsy.watch.ring)
+    losses = [facts.loss for facts in ring]
+    norms = [facts.gradient_norm for facts in ring]
+    weights = list(autopsy.watch.weights)
+    trainable = [p.detach() for p in autopsy.registry.parameters() if p.is_floating_point() and p.numel() and p.layout is torch.strided]
+    finite = [p for p in trainable if bool(torch.isfinite(p).all())]
+    now = total_norm(finite)[0] if finite else math.nan
+    weights.append((autopsy.watch.steps, now))
+    growth, factor, text = Growth.NONE, 1.0, ""
+    if autopsy.watch.steps == 0:
+        growth = Growth.FIRST_STEP
+        text = "no optimizer step had been taken yet"
+    else:
+        grown: list[tuple[str, float, float, float]] = []
+        for label, series in (("loss", losses), ("gradient norm", norms), ("weight norm", [value for _, value in weights])):
+            usable = [abs(value) for value in series if math.isfinite(value) and value != 0]
+            if len(usable) >= 2:
+                least = min(usable[:-1])
+                grown.append((label, least, usable[-1], usable[-1] / least if least else math.inf))
+        bounds = {"loss": 1e2, "gradient norm": 1e3, "weight norm": 5.0}
+        over = [entry for entry in grown if entry[3] >= bounds[entry[0]]]
+        if len(over) >= 2 or any(entry[0] == "weight norm" and entry[3] >= 20 for entry in over) or any(entry[3] >= 1e6 for entry in over):
+            growth = Growth.DIVERGING
+        factor = max((entry[3] for entry in grown), default=1.0)
+        shown = over or grown
+        text = ", ".join(f"{label} {low:.3g} to {high:.3g}" for label, low, high, _ in shown) + f" over {len(ring)} steps"
+    return History(tuple(losses), tuple(norms), tuple(weights), autopsy.watch.steps, growth, text, factor)
+
+
+def optimizer_facts(autopsy: Autopsy, optimizer: Optimizer) -> OptimizerFacts:
+    """Class, hyper-parameters and arithmetic of an optimizer."""
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    parameters = optimizer_parameters(optimizer)
+    dtype = dtype_name(parameters[0].dtype) if parameters else ""
+    eps = group.get("eps")
+    lost = False
+    if isinstance(eps, float) and parameters and parameters[0].is_floating_point():
+        lost = eps == 0 or float(torch.tensor(eps, dtype=parameters[0].dtype)) == 0
+    zero = False
+    for parameter in parameters:
+        second = optimizer.state.get(parameter, {}).get("exp_avg_sq", optimizer.state.get(parameter, {}).get("square_avg"))
+        if isinstance(second, torch.Tensor) and second.shape == parameter.shape:
+            bad = ~torch.isfinite(parameter.detach())
+            if bool(bad.any()):
+                zero = zero or bool((second[bad] == 0).any())
+    lr = group.get("lr", math.nan)
+    return OptimizerFacts(type(optimizer).__name__, float(lr), float(eps) if isinstance(eps, (int, float)) else None, dtype,
+                          autopsy.registry.optimizer_site(optimizer), lost, zero, autopsy.watch.steps_of.get(id(optimizer), 0))  # fmt: skip
+
+
+def births(evidence: Evidence) -> list[Birth]:
+    """Every birth that explains what was bad, most fundamental first."""
+    if evidence.bad_weights:
+        return [_weights_birth(evidence)]
+    replay, found = evidence.replay, []
+    if replay.bad_loss:
+        pairs = list(zip(replay.sinks, replay.sink_tensors, strict=False))
+    else:
+        pairs = list(zip(replay.gradient_sinks, replay.gradient_tensors, strict=False))
+        recording = evidence.story.recording
+
+        def order(pair: Any) -> int:
+            made = recording.producer(pair[0]) if pair[0].numel else None
+            return made[0].index if made is not None else 1 << 60
+
+        pairs.sort(key=order)
+    sink = evidence.reader.sink
+    for ref, tensor in pairs[:3]:
+        hit = bad_index(tensor)
+        if hit is not None:
+            found.extend(replace(birth, sink=sink) for birth in evidence.reader.read(evidence.story.ancestry(ref, *hit)))
+    return found
+
+
+def _weights_birth(evidence: Evidence) -> Birth:
+    """Weights that were bad before the step began: the checkpoint or the last update did it."""
+    name, tensor = evidence.bad_weights[0]
+    detached = tensor.detach()
+    hit = bad_index(detached)
+    value = hit[1] if hit else math.nan
+    owner = next(((o, f) for o, f in evidence.optimizers if any(p is tensor for p in optimizer_parameters(o))), None)
+    facts = owner[1] if owner else None
+    stepped = facts is not None and facts.steps > 0
+    bad = int((~torch.isfinite(detached)).sum())
+    operand = Operand(name, value, detached.numel(), tuple(detached.shape), dtype_name(detached.dtype), bad=bad, from_weights=True,
+                      origin=Origin(OriginKind.PARAMETER, value, what=name, name=name))  # fmt: skip
+    location = facts.location if stepped and facts is not None else None
+    loaded = evidence.story.registry.loaded
+    if location is None and loaded:
+        location = locate(loaded[-1])
+    if location is None:
+        location = evidence.story.registry.initial_site(tensor)[1]
+    if location is None and evidence.fault.place is not None:
+        location = locate(evidence.fault.place)
+    return Birth("step" if stepped else "weights", "optimizer" if stepped else "weights", value, operand.dtype, location, operand.shape, bad,
+                 operand.count, (operand,), settings={"loaded": bool(loaded), "bad_tensors": len(evidence.bad_weights)},
+                 history=evidence.history, optimizer=facts)  # fmt: skip
+
+
+def diagnose(evidence: Evidence) -> list[Finding]:
+    """Ask every cause about every birth; most likely finding first, *unknown* when none claims."""
+    causes = load()
+    main = next((facts for _, facts in evidence.optimizers if facts.location is not None), None)
+    found: list[Finding] = []
+    for rank, birth in enumerate(births(evidence)):
+        if birth.optimizer is None and main is not None:
+            birth = replace(birth, optimizer=main)
+        for cause in causes.values():
+            claim = cause.claim(birth)
+            if claim is None:
+                continue
+            finding = cause.finding(birth, claim, penalty=0.05 * rank)
+            evidence.births.setdefault(_key(finding), birth)
+            found.append(finding)
+    unique: dict[str, Finding] = {}
+    for finding in sorted(found, key=lambda f: -f.score):
+        unique.setdefault(_key(finding), finding)
+    ranked = list(unique.values())
+    if len(ranked) > 1:
+        best = ranked[0].score
+        ranked = [finding for finding in ranked if finding.score >= best - 0.35 and finding.code != "NAN999"] or ranked[:1]
+    return ranked or [unknown(evidence)]
+
+
+def unknown(evidence: Evidence) -> Finding:
+    """Nothing is claimed: where the bad value was first seen, and no more."""
+    cause = load()["NAN999"]
+    place = locate(evidence.fault.place) if evidence.fault.place is not None else None
+    birth = Birth("?", "unknown", math.nan, "float32", place, history=evidence.history)
+    claim = cause.claim(birth)
+    assert claim is not None
+    return cause.finding(birth, claim)
+
+
+def transient(fault: Fault, detail: str, *, agree: bool) -> list[Finding]:
+    """NAN901: what is known of a step that did not come back."""
+    cause = load()["NAN901"]
+    place = locate(fault.place) if fault.place is not None else None
+    birth = Birth("?", "transient", math.nan, "float32", place, settings={"detail": detail, "agree": agree, "what": str(fault.what)})
+    claim = cause.claim(birth)
+    return [cause.finding(birth, claim)] if claim is not None else []
+
+
+def parts(values: Sequence[float]) -> str:
+    """A short list of numbers for a sentence."""
+    return ", ".join(f"{value:.4g}" for value in values)
+
+
+__all__ = ["FORMATS", "Evidence", "What", "births", "diagnose", "parts", "transient", "unknown"]

@@ -1,0 +1,32 @@
+"""The one exception users see, and the exit statuses of every verb."""
+
+from __future__ import annotations
+
+EXIT_FINDINGS = 3
+"""An incident stopped the run (``nanopsy run``)."""
+
+EXIT_USAGE = 2
+"""nanopsy itself was used wrongly, or could not do its work."""
+
+
+class NanopsyError(Exception):
+    """Bad input or a broken precondition, said in four parts.
+
+    Args:
+        what: what happened, with the numbers.
+        where: the file, option or object concerned.
+        why: why it matters to the user.
+        do: what to do about it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", do: str = "") -> None:
+        self.what, self.where, self.why, self.do = what, where, why, do
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """The four parts as the lines that a terminal shows."""
+        lines = [f"nanopsy: {self.what}"]
+        for label, text in (("where", self.where), ("why", self.why), ("do", self.do)):
+            if text:
+                lines.append(f"  {label}: {text}")
+        return "\n".join(lines)

@@ -1,0 +1,203 @@
+"""What every engine returns: findings, and the incidents they explain. Stdlib only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+FORMAT = 1
+"""Version of the JSON written by ``nanopsy run --json``."""
+
+
+class Outcome(StrEnum):
+    """How the rewound step compared with the step that failed."""
+
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not-reproduced"
+    FLAKY = "flaky"
+
+
+class What(StrEnum):
+    """The kind of value that was bad when the watch noticed."""
+
+    LOSS = "loss"
+    GRADIENT = "gradient"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    SCALE = "scale"
+
+
+class Safety(StrEnum):
+    """What an edit does to values that were finite before it."""
+
+    SAFE = "safe"
+    """Keeps every finite value to a few ulp."""
+    UNSAFE = "unsafe"
+    """Changes finite values, or what the training optimises; the cause's page says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A span of user code; lines count from 1 and columns from 1, the end is exclusive."""
+
+    file: str
+    line: int
+    column: int = 1
+    end_line: int = 0
+    end_column: int = 0
+    function: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "file": self.file,
+            "line": self.line,
+            "column": self.column,
+            "end_line": self.end_line or self.line,
+            "end_column": self.end_column or self.column,
+        }
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace the text of one span of one file.
+
+    ``start`` and ``end`` are character offsets into the file's text as it stood when the run began.
+    """
+
+    file: str
+    start: int
+    end: int
+    text: str
+    safety: Safety = Safety.UNSAFE
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A source edit as a reader sees it: a unified diff and what it does to finite values."""
+
+    diff: str
+    safety: Safety
+    note: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        return {"diff": self.diff, "safety": str(self.safety), "note": self.note}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One explanation of one incident: the cause, the line, the numbers and the remedy."""
+
+    code: str
+    slug: str
+    location: Location | None
+    message: str
+    also: tuple[Location, ...] = ()
+    evidence: Mapping[str, object] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+    story: tuple[str, ...] = ()
+    fix: Fix | None = None
+    verified: bool | None = None
+    verification: str = ""
+    score: float = 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "code": self.code,
+            "slug": self.slug,
+            "location": self.location.to_dict() if self.location else None,
+            "also": [place.to_dict() for place in self.also],
+            "message": self.message,
+            "evidence": dict(self.evidence),
+            "path": list(self.path),
+            "story": list(self.story),
+            "fix": self.fix.to_dict() if self.fix else None,
+            "verified": self.verified,
+            "verification": self.verification,
+        }
+
+
+@dataclass(slots=True)
+class Incident:
+    """One bad step: what was bad, whether the rewind brought it back, and why it happened."""
+
+    step: int
+    what: What
+    outcome: Outcome
+    findings: list[Finding] = field(default_factory=list)
+    count: int = 1
+    detail: str = ""
+    weights: str = ""
+    replays: int = 0
+    history: list[dict[str, float | int | None]] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Incidents with one key are the same fault seen again."""
+        if not self.findings:
+            return (self.what, self.outcome)
+        first = self.findings[0]
+        place = (first.location.file, first.location.line) if first.location else None
+        return (first.code, place)
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "step": self.step,
+            "what": str(self.what),
+            "outcome": str(self.outcome),
+            "count": self.count,
+            "detail": self.detail,
+            "weights": self.weights,
+            "replays": self.replays,
+            "history": list(self.history),
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+
+def plain(value: object) -> object:
+    """A value as strict JSON holds it: non-finite numbers as text, tuples as lists."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    return value if isinstance(value, (str, int, bool, type(None))) else str(value)
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """Everything one run or one :func:`nanopsy.autopsy` found."""
+
+    incidents: list[Incident] = field(default_factory=list)
+    steps: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, object]:
+        """The published JSON form; ``nanopsy/schema.json`` is its schema."""
+        return {
+            "format": FORMAT,
+            "steps": self.steps,
+            "notes": list(self.notes),
+            "incidents": [plain(incident.to_dict()) for incident in self.incidents],
+        }
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings of all incidents, most likely first within each incident."""
+        return [finding for incident in self.incidents for finding in incident.findings]
+
+    def __str__(self) -> str:
+        from nanopsy.report.text import render
+
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(str(self))}</pre>"

@@ -1,0 +1,1 @@
+"""The drawer of reports: one file per format. Stdlib and rich only."""

@@ -1,0 +1,96 @@
+"""The finding as the terminal shows it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import textwrap
+
+from nanopsy.findings import Diagnosis, Finding, Incident, Location, Outcome
+from nanopsy.sources import excerpt
+
+_BOLD, _RED, _GREEN, _DIM, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
+
+
+def _short(file: str) -> str:
+    """A path below the current folder relative to it, any other as it is."""
+    try:
+        relative = os.path.relpath(file)
+    except ValueError:
+        return file
+    return file if relative.startswith("..") else relative
+
+
+def _place(location: Location) -> str:
+    return f"{_short(location.file)}:{location.line}:{location.column}"
+
+
+def _shorten(text: str, location: Location | None) -> str:
+    folder = os.getcwd() + os.sep
+    return text.replace(folder, "")
+
+
+class _Paint:
+    def __init__(self, *, color: bool) -> None:
+        self.color = color
+
+    def __call__(self, style: str, text: str) -> str:
+        return f"{style}{text}{_RESET}" if self.color else text
+
+
+def _wrapped(text: str, indent: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [indent]
+
+
+def _finding(finding: Finding, incident: Incident, paint: _Paint, width: int) -> list[str]:
+    place = _place(finding.location) if finding.location else "(no line of yours)"
+    lines = [f"{paint(_BOLD + _RED, finding.code)} {paint(_BOLD, finding.slug)}   {place}   step {incident.step}"]
+    if finding.location:
+        code, under = excerpt(finding.location)
+        if code:
+            lines += [f"    {code}", f"    {paint(_RED, under)}"]
+    lines += _wrapped(_shorten(finding.message, finding.location), "  ", width)
+    for line in finding.story[:8]:
+        lines.append(paint(_DIM, f"    {_shorten(line, finding.location)}"))
+    if finding.path:
+        what = "loss" if str(incident.what) == "loss" else "gradient"
+        lines += _wrapped(f"reached the {what} through {' -> '.join(finding.path)}", "  ", width)
+    if finding.also:
+        lines += _wrapped("see also " + ", ".join(_place(place) for place in finding.also[:4]), "  ", width)
+    if finding.fix is not None:
+        verified = finding.verification or "not verified"
+        mark = paint(_GREEN if finding.verified else _RED, verified)
+        note = f" ({finding.fix.note})" if finding.fix.note else ""
+        lines.append(f"  fix, {finding.fix.safety}{note}:  {mark}")
+        lines += [f"    {_shorten(line, None)}" for line in finding.fix.diff.splitlines()[2:]]
+    lines.append(f"  why: nanopsy explain {finding.code}")
+    return lines
+
+
+def render(diagnosis: Diagnosis, *, color: bool = False) -> str:
+    """All incidents of a diagnosis, the most likely finding of each first and whole, the others in a line."""
+    paint, width = _Paint(color=color), min(shutil.get_terminal_size((110, 24)).columns, 118)
+    if not diagnosis.incidents:
+        return f"nanopsy: no incident in {diagnosis.steps} steps"
+    lines: list[str] = []
+    for incident in diagnosis.incidents:
+        lines.append("")
+        lines.append(paint(_BOLD, f"nanopsy: non-finite {incident.what} at step {incident.step}") + (f", seen {incident.count} times" if incident.count > 1 else ""))
+        if incident.outcome is Outcome.REPRODUCED:
+            lines.append(f"  reproduced: {incident.detail}")
+        else:
+            lines += _wrapped(f"{incident.outcome}: {incident.detail}", "  ", width)
+        for number, finding in enumerate(incident.findings):
+            lines.append("")
+            if number == 0:
+                lines += _finding(finding, incident, paint, width)
+            else:
+                place = _place(finding.location) if finding.location else ""
+                lines += _wrapped(f"less likely: {finding.code} {finding.slug} {place}: {_shorten(finding.message, None)}", "  ", width)
+        if not incident.findings:
+            lines.append("  cause unknown: nothing is claimed about a step that could not be examined")
+        if incident.weights:
+            lines += ["", f"  {incident.weights}"]
+    for note in diagnosis.notes:
+        lines.append(f"  note: {note}")
+    return "\n".join(lines)

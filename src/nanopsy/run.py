@@ -1,0 +1,232 @@
+"""Launch the user's script or module under a watch, as faithfully as Python itself would.
+
+``sys.argv``, ``sys.path[0]``, ``__file__`` and ``__main__`` are what they are without nanopsy; an uncaught
+exception prints the user's own traceback; the exit status is the script's own unless an incident stopped it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from nanopsy import registry
+from nanopsy.autopsy import Autopsy, Policy
+from nanopsy.errors import EXIT_FINDINGS, EXIT_USAGE, NanopsyError
+from nanopsy.findings import Diagnosis, Outcome
+from nanopsy.instrument import NAME, UserFinder, UserLoader, compile_user
+from nanopsy.report.text import render
+from nanopsy.rewind import Loops, Stopped
+from nanopsy.snapshot import State
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the user asked of one run."""
+
+    json: str | None = None
+    on_incident: str = "stop"
+    rerun: str = "auto"
+    verify: bool = True
+    mute: bool = False
+    armed: int | None = None
+
+
+def check_writable(path: str) -> None:
+    """Refuse a report path before the training starts, not after the night."""
+    target = Path(path)
+    folder = target.resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or target.is_dir():
+        what = "it is a folder" if target.is_dir() else "its folder cannot be written to" if folder.is_dir() else "its folder does not exist"
+        raise NanopsyError(f"cannot write the report {path}: {what}", where=str(folder), why="the findings would be lost at the end of the run",
+                           do="give --json a path in a folder that exists and is writable")  # fmt: skip
+
+
+def write_json(diagnosis: Diagnosis, path: str) -> None:
+    """Write the report atomically: the whole file or none of it."""
+    target = Path(path)
+    text = json.dumps(diagnosis.to_dict(), indent=1, allow_nan=False, default=str)
+    handle, temporary = tempfile.mkstemp(dir=target.resolve().parent, prefix=".nanopsy-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.replace(temporary, target)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise NanopsyError(f"cannot write the report {path}: {error.strerror}", do="choose another path for --json") from error
+
+
+def _script(command: list[str]) -> tuple[CodeType, str, list[str], str]:
+    """Code, ``__file__``, ``sys.argv`` and ``sys.path[0]`` of a script."""
+    path = command[0]
+    if os.path.isdir(path) and os.path.isfile(os.path.join(path, "__main__.py")):
+        folder, path = path, os.path.join(path, "__main__.py")
+        argv0 = folder
+    else:
+        folder, argv0 = os.path.dirname(os.path.realpath(path)), path
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        raise NanopsyError(f"cannot read the script {path}: {error.strerror}", where=os.getcwd(), do="check the path; options of nanopsy go before it") from None
+    return _compile(source, path), path, [argv0, *command[1:]], folder
+
+
+def _compile(source: bytes, path: str) -> CodeType:
+    try:
+        return compile_user(source, path)
+    except (SyntaxError, ValueError) as error:
+        if isinstance(error, SyntaxError):
+            shown = "".join(traceback.format_exception_only(type(error), error)).rstrip()
+            raise NanopsyError(f"the script does not compile\n{shown}", where=f"{path}:{error.lineno}", do="correct the syntax; nothing was run") from None
+        raise NanopsyError(f"the script does not compile: {error}", where=path, do="correct the source; nothing was run") from None
+
+
+def _module(name: str) -> tuple[CodeType, importlib.machinery.ModuleSpec]:
+    """Code and spec of a module, found as ``python -m`` finds it."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(name + ".__main__")
+    except (ImportError, ValueError) as error:
+        raise NanopsyError(f"cannot find the module {name}: {error}", where=os.getcwd(), do="run it from the folder that holds the package") from None
+    if spec is None or spec.origin is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+        raise NanopsyError(f"there is no module {name} with Python source", where=os.getcwd(), do="check the name and the folder you run from")
+    return _compile(Path(spec.origin).read_bytes(), spec.origin), spec
+
+
+def _prepare(module: str | None, command: list[str]) -> tuple[CodeType, ModuleType, list[str], str]:
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    if module is not None:
+        folder = os.getcwd()
+        sys.path[0] = folder
+        code, spec = _module(module)
+        assert spec.origin is not None
+        main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
+        main.__file__, argv = spec.origin, [spec.origin, *command]
+        main.__dict__["__cached__"] = spec.cached
+        return code, main, argv, folder
+    code, path, argv, folder = _script(command)
+    main.__file__, main.__spec__, main.__package__ = path, None, None
+    main.__loader__ = UserLoader("__main__", path)
+    main.__dict__["__cached__"] = None
+    return code, main, argv, folder
+
+
+def own_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without nanopsy's own frames."""
+    frames: list[TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            frames.append(trace)
+        trace = trace.tb_next
+    result: TracebackType | None = None
+    for frame in reversed(frames):
+        result = TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return result
+
+
+def run(module: str | None, command: list[str], options: RunOptions) -> int:
+    """Run a script or module under the watch; returns the exit status."""
+    if options.json is not None:
+        check_writable(options.json)
+    finder = UserFinder()
+    sys.meta_path.insert(0, finder)
+    code, main, argv, folder = _prepare(module, command)
+
+    registry.install()
+    loops = Loops(State(registry.REGISTRY))
+    autopsy = Autopsy(loops, registry.REGISTRY, Policy(options.on_incident, options.mute, options.verify))
+    if options.armed is not None:
+        from nanopsy.rerun import Armed
+
+        autopsy = Armed(loops, registry.REGISTRY, options.armed)
+    setattr(builtins, NAME, loops)
+    os.register_at_fork(after_in_child=loops.disable)
+    sys.argv, sys.path[0] = argv, folder
+    sys.modules["__main__"] = main
+    autopsy.watch.install()
+    began = time.monotonic()
+    status = _execute(code, main)
+    autopsy.watch.remove()
+    loops.active = False
+    diagnosis = autopsy.diagnosis
+    diagnosis.steps = autopsy.watch.steps
+    seconds = time.monotonic() - began - autopsy.seconds
+    if options.armed is None and _wants_rerun(diagnosis, options):
+        from nanopsy.rerun import rerun
+
+        rerun(diagnosis, module, command, options, seconds)
+    return _finish(autopsy, options, status)
+
+
+def _wants_rerun(diagnosis: Diagnosis, options: RunOptions) -> bool:
+    if options.rerun == "never" or not diagnosis.incidents:
+        return False
+    return options.rerun == "always" or any(incident.outcome is not Outcome.REPRODUCED for incident in diagnosis.incidents)
+
+
+def _execute(code: CodeType, main: ModuleType) -> int | None:
+    """Run the code; the exit status Python would have given, or None when an incident stopped it."""
+    try:
+        exec(code, main.__dict__)
+    except Stopped:
+        return None
+    except SystemExit as leaving:
+        if leaving.code is None:
+            return 0
+        if isinstance(leaving.code, int):
+            return leaving.code
+        print(leaving.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        _flush()
+        if isinstance(error.__context__, Stopped):
+            return None
+        sys.excepthook(type(error), error, own_traceback(error.__traceback__))
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    finally:
+        _flush()
+    return 0
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+
+
+def _finish(autopsy: Any, options: RunOptions, status: int | None) -> int:
+    diagnosis: Diagnosis = autopsy.diagnosis
+    watch = autopsy.watch
+    if watch.scaler_skips:
+        diagnosis.notes.append(f"GradScaler skipped {watch.scaler_skips} steps while it looked for its scale; that is normal")
+    if options.json is not None:
+        write_json(diagnosis, options.json)
+    if diagnosis.incidents:
+        print(render(diagnosis, color=sys.stderr.isatty()), file=sys.stderr)
+        if options.json is not None:
+            print(f"report written to {options.json}", file=sys.stderr)
+    elif watch.steps == 0 and status == 0:
+        print("nanopsy: the script never took an optimizer step, so there was nothing to watch", file=sys.stderr)
+    if status is None:
+        return EXIT_FINDINGS
+    return status
+
+
+__all__ = ["EXIT_USAGE", "RunOptions", "Sequence", "check_writable", "own_traceback", "run", "write_json"]

@@ -1,0 +1,219 @@
+"""The state that running a step again needs, taken at the top of a round and put back.
+
+Random states (torch CPU and CUDA, Python, NumPy), module buffers, the hyper-parameters of optimizers, schedulers
+and gradient scalers, and the local names of the loop's frame. Parameters need no copy: an incident is caught
+before the optimizer writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+import weakref
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from nanopsy.instrument import is_user_file
+from nanopsy.registry import Registry
+
+_SMALL = 1 << 20
+"""Buffers up to this many bytes are copied each round; larger ones only once they have been seen to change."""
+_PLAIN = (int, float, str, bool, bytes, complex, tuple, type(None), torch.device, torch.dtype)
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Random states and small mutable state; buffers live in the :class:`State` that took it."""
+
+    torch_rng: torch.Tensor
+    cuda_rng: list[torch.Tensor]
+    python_rng: Any
+    numpy_rng: Any
+    optimizers: list[tuple[Any, list[dict[str, Any]]]]
+    schedulers: list[tuple[Any, dict[str, Any]]]
+    scalers: list[tuple[Any, torch.Tensor | None, torch.Tensor | None]]
+
+
+@dataclass(slots=True)
+class _Buffer:
+    module: weakref.ref[torch.nn.Module]
+    name: str
+    tensor: torch.Tensor
+    shadow: torch.Tensor | None = None
+    version: int = -1
+
+
+def _shallow(value: Any) -> Any:
+    if type(value) in (list, dict, set):
+        return value.copy()
+    return value
+
+
+@dataclass(slots=True)
+class State:
+    """Takes and restores snapshots of everything in a registry."""
+
+    registry: Registry
+    _buffers: list[_Buffer] = field(default_factory=list)
+    _known: int = -1
+
+    def _refresh(self) -> None:
+        known = len(self.registry.buffered) * 4096 + sum(1 for _ in self.registry.optimizers)
+        if known == self._known:
+            return
+        self._known = known
+        kept = {id(buffer.tensor): buffer for buffer in self._buffers}
+        self._buffers = []
+        for module in list(self.registry.buffered):
+            for name, tensor in module._buffers.items():
+                if tensor is not None:
+                    self._buffers.append(kept.get(id(tensor)) or _Buffer(weakref.ref(module), name, tensor))
+
+    def take(self, *, buffers: bool) -> Snapshot:
+        """A snapshot of now; ``buffers`` False keeps the buffers of the last full one."""
+        if buffers:
+            self._take_buffers()
+        numpy = sys.modules.get("numpy")
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return Snapshot(
+            torch.get_rng_state(),
+            cuda,
+            random.getstate(),
+            numpy.random.get_state() if numpy is not None else None,
+            [(opt, [_hyper(group) for group in opt.param_groups]) for opt in self.registry.optimizers if hasattr(opt, "param_groups")],
+            [(it, {key: _shallow(value) for key, value in it.__dict__.items()}) for it in self.registry.schedulers],
+            [(it, _clone(it._scale), _clone(it._growth_tracker)) for it in self.registry.scalers],
+        )
+
+    def _take_buffers(self) -> None:
+        self._refresh()
+        targets, sources = [], []
+        for buffer in self._buffers:
+            module = buffer.module()
+            if module is None:
+                continue
+            current = module._buffers.get(buffer.name)
+            if current is None:
+                continue
+            if current is not buffer.tensor:
+                buffer.tensor, buffer.shadow, buffer.version = current, None, -1
+            version = current._version
+            if version == buffer.version:
+                continue
+            first = buffer.version == -1
+            buffer.version = version
+            if first and current.numel() * current.element_size() > _SMALL:
+                continue
+            if buffer.shadow is None:
+                buffer.shadow = current.detach().clone()
+            else:
+                targets.append(buffer.shadow)
+                sources.append(current.detach())
+        if targets:
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources)
+
+    def buffers_now(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copies of all buffers as they are, for :meth:`put_buffers`."""
+        return [(buffer.tensor, buffer.tensor.detach().clone()) for buffer in self._buffers if buffer.shadow is not None]
+
+    @staticmethod
+    def put_buffers(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        with torch.no_grad():
+            for tensor, copy in copies:
+                tensor.copy_(copy)
+
+    def restore(self, snapshot: Snapshot, *, buffers: bool) -> None:
+        """Put everything back; ``buffers`` False leaves the buffers alone."""
+        self.restore_rng(snapshot)
+        if buffers:
+            with torch.no_grad():
+                for buffer in self._buffers:
+                    module = buffer.module()
+                    if module is None or buffer.shadow is None:
+                        continue
+                    buffer.tensor.detach().copy_(buffer.shadow)
+                    buffer.version = buffer.tensor._version
+                    module._buffers[buffer.name] = buffer.tensor
+        for optimizer, groups in snapshot.optimizers:
+            for group, saved in zip(optimizer.param_groups, groups, strict=False):
+                group.update(saved)
+        for scheduler, saved in snapshot.schedulers:
+            scheduler.__dict__.update({key: _shallow(value) for key, value in saved.items()})
+        for scaler, scale, tracker in snapshot.scalers:
+            scaler._scale, scaler._growth_tracker = _clone(scale), _clone(tracker)
+            scaler._per_optimizer_states.clear()
+
+    @staticmethod
+    def restore_rng(snapshot: Snapshot) -> None:
+        torch.set_rng_state(snapshot.torch_rng)
+        if snapshot.cuda_rng:
+            torch.cuda.set_rng_state_all(snapshot.cuda_rng)
+        random.setstate(snapshot.python_rng)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and snapshot.numpy_rng is not None:
+            numpy.random.set_state(snapshot.numpy_rng)
+
+
+def _hyper(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items() if key != "params"}
+
+
+def _clone(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.clone()
+
+
+@lru_cache(maxsize=1024)
+def _is_user_class(kind: type) -> bool:
+    if kind.__module__ in ("builtins", "torch", "numpy") or issubclass(kind, (type, ModuleType, FunctionType, MethodType)):
+        return False
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and is_user_file(file) and kind.__dictoffset__ != 0
+
+
+@dataclass(slots=True)
+class FrameState:
+    """The loop's local names, the plain attributes of the user's own objects among them, and the lists' lengths."""
+
+    names: dict[str, Any]
+    attributes: list[tuple[Any, dict[str, Any]]]
+    lengths: list[tuple[list[Any], int]]
+
+    @classmethod
+    def of(cls, frame: FrameType) -> FrameState:
+        names = dict(frame.f_locals)
+        attributes, lengths = [], []
+        for value in names.values():
+            if type(value) is list:
+                lengths.append((value, len(value)))
+            elif _is_user_class(type(value)):
+                kept = {}
+                for key, entry in value.__dict__.items():
+                    if isinstance(entry, _PLAIN) or (isinstance(entry, torch.Tensor) and not isinstance(entry, torch.nn.Parameter)):
+                        kept[key] = entry
+                    elif type(entry) is list:
+                        lengths.append((entry, len(entry)))
+                attributes.append((value, kept))
+        return cls(names, attributes, lengths)
+
+    def restore(self, frame: FrameType) -> None:
+        """Give the names their old values; names made since stay."""
+        names = frame.f_locals
+        for key, value in self.names.items():
+            if names.get(key) is not value:
+                names[key] = value
+        if frame.f_globals is not names and sys.version_info < (3, 13):
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        for owner, kept in self.attributes:
+            for key, value in kept.items():
+                if owner.__dict__.get(key) is not value:
+                    owner.__dict__[key] = value
+        for entries, length in self.lengths:
+            if len(entries) > length:
+                del entries[length:]

@@ -1,0 +1,141 @@
+"""User source text: find the expression at a position, edit it, show it. Stdlib only."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import linecache
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from nanopsy.findings import Edit, Location
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file's text with its syntax tree; offsets are in characters."""
+
+    file: str
+    text: str
+    tree: ast.Module
+    starts: tuple[int, ...]
+
+    def offset(self, line: int, utf8_column: int) -> int:
+        """Character offset of an ``ast`` position (1-based line, 0-based UTF-8 column)."""
+        start = self.starts[line - 1]
+        stop = self.starts[line] if line < len(self.starts) else len(self.text)
+        raw = self.text[start:stop].encode()
+        return start + len(raw[:utf8_column].decode(errors="ignore"))
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Character offsets of a node."""
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        end_line = getattr(node, "end_lineno", None) or line
+        end_column = getattr(node, "end_col_offset", None) or column
+        return self.offset(line, column), self.offset(end_line, end_column)
+
+    def code(self, node: ast.AST) -> str:
+        """The text of a node as the user wrote it."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def location(self, node: ast.AST) -> Location:
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        end_line = getattr(node, "end_lineno", None) or line
+        end_column = getattr(node, "end_col_offset", None) or column
+        return Location(
+            self.file,
+            line,
+            self.offset(line, column) - self.starts[line - 1] + 1,
+            end_line,
+            self.offset(end_line, end_column) - self.starts[end_line - 1] + 1,
+        )
+
+    def at(self, location: Location) -> list[ast.AST]:
+        """The nodes that start and end exactly at ``location``, outermost first."""
+        return [node for node in ast.walk(self.tree) if hasattr(node, "lineno") and self.location(node) == _bare(location)]
+
+    def statement(self, line: int) -> ast.stmt | None:
+        """The innermost statement that covers ``line``."""
+        best: ast.stmt | None = None
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
+                if best is None or node.lineno >= best.lineno:
+                    best = node
+        return best
+
+    def enclosing(self, location: Location) -> list[ast.AST]:
+        """Nodes that contain ``location``, innermost first."""
+        inside = []
+        for node in ast.walk(self.tree):
+            if not hasattr(node, "lineno"):
+                continue
+            place = self.location(node)
+            begins = (place.line, place.column) <= (location.line, location.column)
+            ends = (place.end_line, place.end_column) >= (location.end_line, location.end_column)
+            if begins and ends:
+                inside.append(node)
+        return sorted(inside, key=lambda node: self.span(node)[1] - self.span(node)[0])
+
+
+def _bare(location: Location) -> Location:
+    return Location(location.file, location.line, location.column, location.end_line, location.end_column)
+
+
+@lru_cache(maxsize=256)
+def load(file: str) -> Source | None:
+    """The source of ``file``, or None when it cannot be read or parsed."""
+    text = "".join(linecache.getlines(file))
+    if not text:
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+    return parse(file, text)
+
+
+def parse(file: str, text: str) -> Source | None:
+    """Parse ``text`` as the contents of ``file``."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    return Source(file, text, tree, tuple(starts))
+
+
+def apply(source: Source, edits: list[Edit]) -> str:
+    """The text of ``source`` with ``edits`` carried out; they must not overlap."""
+    text = source.text
+    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
+
+
+def diff(source: Source, edits: list[Edit], *, name: str | None = None, context: int = 1) -> str:
+    """A unified diff of ``edits``."""
+    shown = name or source.file
+    lines = difflib.unified_diff(
+        source.text.splitlines(),
+        apply(source, edits).splitlines(),
+        f"a/{shown.lstrip('/')}",
+        f"b/{shown.lstrip('/')}",
+        lineterm="",
+        n=context,
+    )
+    return "\n".join(lines)
+
+
+def excerpt(location: Location) -> tuple[str, str]:
+    """The line at ``location`` and a line of carets under the very expression."""
+    line = linecache.getline(location.file, location.line).rstrip("\n")
+    if not line:
+        return "", ""
+    last = location.end_column if location.end_line in (0, location.line) else len(line) + 1
+    width = max(1, last - location.column)
+    indent = len(line) - len(line.lstrip())
+    under = " " * (location.column - 1 - indent) + "^" * width
+    return line.strip(), under[: max(len(line) - indent, 1)]
