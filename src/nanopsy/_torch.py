@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 __all__ = [
+    "LoaderIterator",
     "Optimizer",
     "autograd_node",
     "foreach_norm",

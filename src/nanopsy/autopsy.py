@@ -15,7 +15,7 @@ import sys
 import time
 import traceback as traceback_module
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -27,13 +27,16 @@ from nanopsy.findings import Diagnosis, Finding, Incident, Outcome, What
 from nanopsy.registry import Registry, Site, user_frames
 from nanopsy.rewind import Live, Loops, Replaying, Rewind, Round, Stopped
 from nanopsy.trace import Recording, Ref, Trace, interesting
-from nanopsy.verify import Patch, patches_for
+from nanopsy.refetch import refetched
+from nanopsy.verify import Patch, patches_for, remedies
 from nanopsy.watch import Watch, bad_elements, gradients, optimizer_parameters
 
 MOST_AUTOPSIES = 5
 """Incidents that are opened in one run; later ones are only counted."""
-MOST_EDITS = 4
-"""Edits that are tried on one incident."""
+MOST_EDITS = 3
+"""Different edits that are tried for one finding."""
+MOST_PLACES = 4
+"""Places that one edit may have to be made in before the step is finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ class Autopsy:
         self._request = Request()
         self._replay = Replay()
         self._opened = 0
+        self._replays = 0
         self._stepped: dict[int, int] = {}
         self._closure: tuple[Any, ...] | None = None
         self._incident: Incident | None = None
@@ -347,6 +351,7 @@ class Autopsy:
         """Arrange that the loop's next round is the failing one, instrumented as requested."""
         assert self.live is not None
         self._request, self._replay = request, Replay()
+        self._replays += 1
         self.mode = "replay"
         self.watch.recording = False
         self.watch.pending.clear()
@@ -364,6 +369,7 @@ class Autopsy:
             torch.compiler.set_stance("force_eager" if request.eager or request.trace is not None else "default")
         if request.patch is not None:
             request.patch.apply()
+            self.loops.replaying.body = request.patch.body
         if request.trace is not None:
             request.trace.start()
 
@@ -471,24 +477,60 @@ class Autopsy:
             return self._not_reproduced(fault, [survey, kept], matches)
         evidence = Evidence.gather(self, fault, kept)
         findings = diagnose(evidence)
+        findings = refetched(evidence, findings)
         verified: list[Finding] = []
-        tried = 0
         for finding in findings[:2]:
-            done = finding
-            for patch in patches_for(finding, evidence, self._target()):
-                if tried >= MOST_EDITS or not self.policy.verify:
-                    break
-                tried += 1
-                cured = yield Request(patch=patch)
-                replays += 1
-                done = patch.judge(finding, cured)
-                if done.verified:
-                    break
-            verified.append(done)
+            before = self._replays
+            verified.append((yield from self._cure(finding, evidence)))
+            replays += self._replays - before
         incident = Incident(fault.step, fault.what, outcome, [*verified, *findings[2:]], replays=replays)
         incident.detail = f"rewound {replays}x; the loss came out bit for bit as before" if matches else "replayed eagerly; bits not comparable"
         incident.weights = self._weights_text(fault, kept)
         return incident
+
+    def _cure(self, finding: Finding, evidence: Evidence) -> Generator[Request, Replay, Finding]:
+        """Try the cause's edits on the failing step, best first; where one cures one of several like places, go on to the next."""
+        best = finding
+        if not self.policy.verify:
+            first = next(patches_for(finding, evidence, self._target()), None)
+            return replace(finding, fix=first.fix(), verification="not verified: --no-verify") if first is not None else finding
+        for number, proposed in enumerate(patches_for(finding, evidence, self._target())):
+            if number >= MOST_EDITS:
+                break
+            patch = proposed
+            for _ in range(MOST_PLACES):
+                cured = yield Request(patch=patch)
+                done = patch.judge(finding, cured)
+                if best.fix is None or done.verified:
+                    best = done
+                if done.verified:
+                    return done
+                if patch.problem or not cured.bad:
+                    break
+                larger = yield from self._next_place(patch, evidence, finding)
+                if larger is patch:
+                    break
+                patch = larger
+        return best
+
+    def _next_place(self, patch: Patch, evidence: Evidence, finding: Finding) -> Generator[Request, Replay, Patch]:
+        """The patch with one more edit, for the place at which the patched step is still bad."""
+        traced = yield Request(patch=patch, trace=Trace(set(self._names), range(1 << 40)))
+        if not traced.bad or traced.recording is None:
+            return patch
+        later = Evidence.gather(self, evidence.fault, traced)
+        for other in diagnose(later)[:1]:
+            birth = later.birth_of(other)
+            if birth is None or other.location is None or other.code[:4] in ("NAN6", "NAN7"):
+                continue
+            place = patch.original(other.location)
+            discard = birth.discard
+            if discard is not None and discard.location is not None:
+                discard = replace(discard, location=patch.original(discard.location))
+            moved = replace(birth, location=patch.original(birth.location) if birth.location else None, discard=discard)
+            for edits in remedies(replace(other, location=place), moved):
+                return patch.extended(edits)
+        return patch
 
     def _compiled(self) -> bool:
         return "torch._dynamo" in sys.modules

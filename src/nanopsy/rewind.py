@@ -146,21 +146,48 @@ class Replaying:
     rounds: list[Round]
     ended: Callable[[], None]
     position: int = 0
+    body: Callable[[FrameType, Any], None] | None = None
+    """An edited loop body to run instead of the loop's own."""
 
     def next_round(self, frame: FrameType) -> Round:
         """Called at the top of the loop: put the state back and give the round to run again."""
-        if self.position >= len(self.rounds):
-            self.ended()
-            return self.live.loops.replaying.next_round(frame)  # type: ignore[union-attr]
-        again = self.rounds[self.position]
         loops = self.live.loops
-        assert again.snapshot is not None
-        loops.state.restore(again.snapshot, buffers=self.position == 0)
-        if self.position == 0 and again.frame is not None:
-            again.frame.restore(frame)
-        loops.queue = list(again.draws)
-        self.position += 1
-        return again
+        while True:
+            replaying = loops.replaying
+            assert replaying is not None
+            if replaying.position >= len(replaying.rounds):
+                replaying.ended()
+                if loops.replaying is None:
+                    return self._resume(frame)
+                continue
+            again = replaying.rounds[replaying.position]
+            assert again.snapshot is not None
+            loops.state.restore(again.snapshot, buffers=replaying.position == 0)
+            if replaying.position == 0 and again.frame is not None:
+                again.frame.restore(frame)
+            loops.queue = list(again.draws)
+            replaying.position += 1
+            if replaying.body is None:
+                return again
+            self._run_body(replaying.body, frame, again.item)
+
+    def _resume(self, frame: FrameType) -> Round:
+        """Nothing is replayed any more: the loop's own next round."""
+        live = self.live
+        live.turn()
+        live.begin(next(live.iterator) if live.iterator is not None else None, frame)
+        return live.round or Round(None, None, None, 0, 0)
+
+    def _run_body(self, body: Callable[[FrameType, Any], None], frame: FrameType, item: Any) -> None:
+        controller = self.live.loops.controller
+        try:
+            body(frame, item)
+        except (Rewind, Stopped) as signal:
+            if isinstance(signal, Stopped):
+                raise
+        except Exception as error:
+            if controller is None or not controller.body_raised(self.live, error):
+                raise
 
 
 class Loops:

@@ -26,6 +26,7 @@ from nanopsy.autopsy import Autopsy, Policy
 from nanopsy.errors import EXIT_FINDINGS, EXIT_USAGE, NanopsyError
 from nanopsy.findings import Diagnosis, Outcome
 from nanopsy.instrument import NAME, UserFinder, UserLoader, compile_user
+from nanopsy.refetch import FETCHES
 from nanopsy.report.text import render
 from nanopsy.rewind import Loops, Stopped
 from nanopsy.snapshot import State
@@ -159,9 +160,11 @@ def run(module: str | None, command: list[str], options: RunOptions) -> int:
     sys.argv, sys.path[0] = argv, folder
     sys.modules["__main__"] = main
     autopsy.watch.install()
+    FETCHES.install()
     began = time.monotonic()
     status = _execute(code, main)
     autopsy.watch.remove()
+    FETCHES.remove()
     loops.active = False
     diagnosis = autopsy.diagnosis
     diagnosis.steps = autopsy.watch.steps

@@ -234,14 +234,24 @@ class Story:
         return any(isinstance(v, float) and is_bad(v) for v in (*op.args, *op.kwargs.values())) and base_name(op) in CONSTANTS | {"where"}
 
     def _bad_parent(self, node: Node, want_nan: bool) -> tuple[Ref, Index, float] | None:
-        op, index = node.op, node.index
-        if not any(op.bad_inputs) and op.bad:
-            return None
-        if op.kept_inputs is None:
+        op = node.op
+        if (not any(op.bad_inputs) and op.bad) or op.kept_inputs is None:
             return None
         elementwise = self.elementwise(op, node.output)
+        choices = self._bad_inputs(node, want_nan, elementwise=elementwise)
+        if not choices and elementwise:
+            choices = self._bad_inputs(node, want_nan, elementwise=False)
+        if not choices:
+            return None
+        nans = [choice for choice in choices if math.isnan(choice[2])]
+        number, where, value = (nans or choices)[0] if want_nan else choices[0]
+        return op.inputs[number], where, value
+
+    def _bad_inputs(self, node: Node, want_nan: bool, *, elementwise: bool) -> list[tuple[int, Index, float]]:
+        """Bad elements of the inputs that can explain a bad output element."""
+        op, index = node.op, node.index
         choices: list[tuple[int, Index, float]] = []
-        for number, tensor in enumerate(op.kept_inputs):
+        for number, tensor in enumerate(op.kept_inputs or ()):
             if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
                 continue
             where: Index | None = None
@@ -260,11 +270,7 @@ class Story:
                 where = self._full(fixed, inner) if inner is not None else None
             if where is not None:
                 choices.append((number, where, self.element(tensor, where)))
-        if not choices:
-            return None
-        nans = [choice for choice in choices if math.isnan(choice[2])]
-        number, where, value = (nans or choices)[0] if want_nan else choices[0]
-        return op.inputs[number], where, value
+        return choices
 
     def _selected(self, op: TracedOp, index: Index, number: int) -> bool:
         """Whether ``where`` took this input at ``index``."""
@@ -371,6 +377,8 @@ class Story:
         unknown = Origin(OriginKind.NETWORK if op.from_weights else OriginKind.UNKNOWN, what=name)
         if name in RANDOM:
             return Origin(OriginKind.RANDOM)
+        if name == "lift_fresh" and op.outputs[0].numel > 16:
+            return Origin(OriginKind.DATA, what="a tensor made from Python or NumPy values")
         if name in CONSTANTS and not (name == "masked_fill" and not self._filled(op, index)):
             return Origin(OriginKind.CONSTANT)
         if name in LINEAR:

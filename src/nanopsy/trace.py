@@ -12,7 +12,7 @@ by others with the same number (an ``aten.detach``): the first one wins.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,7 +179,7 @@ def _bad(tensor: torch.Tensor) -> bool:
 class Trace(TorchDispatchMode):
     """Record a step; ``keep`` names the operators whose operands shall be kept (None: none)."""
 
-    def __init__(self, weights: set[int], keep: frozenset[int] | None = None) -> None:
+    def __init__(self, weights: set[int], keep: Container[int] | None = None) -> None:
         super().__init__()
         self.recording = Recording()
         self.keep = keep
@@ -280,6 +280,8 @@ class Trace(TorchDispatchMode):
         op.from_weights = any(ref.storage in self._derived for ref in inputs)
         for number, tensor in enumerate(outs):
             alias = aliases[number] if number < len(aliases) else aliases[0] if aliases else "write"
+            if name == "lift_fresh":
+                alias = "fresh"
             self._wrote(op, number, tensor, "write" if name.startswith("_foreach") and name.endswith("_") else alias)
         if op.name not in FACTORIES:
             op.bad = any(_bad(tensor) for tensor, alias in zip(outs, _per_output(aliases, len(outs)), strict=True) if alias != "view")
@@ -316,7 +318,7 @@ class Trace(TorchDispatchMode):
             pin = storage_pin(tensor)
             if pin is not None:
                 self._pins.append(pin)
-            if ref.storage not in {source.storage for source in op.inputs}:
+            if op.name == "lift_fresh" or ref.storage not in {source.storage for source in op.inputs}:
                 recording.writers[ref.storage] = [Write(op.index, number)]
                 recording.readers[ref.storage] = []
                 if not op.from_weights:

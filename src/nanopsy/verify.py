@@ -1,23 +1,30 @@
-"""Try a remedy in memory on the failing step: edit, swap, rewind, compare. Nothing is written to disk."""
+"""Try a remedy in memory on the failing step: edit, swap, rewind, compare. Nothing is written to disk.
+
+Functions get the edited code object for one replay. Code of the loop's own frame is running and cannot be swapped:
+there the edited *body* of the loop is compiled by itself and run in a copy of the frame's names.
+"""
 
 from __future__ import annotations
 
 import ast
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from nanopsy.findings import Edit, Finding, Fix, Safety
+from nanopsy.findings import Edit, Finding, Fix, Location, Safety
 from nanopsy.instrument import compile_user
-from nanopsy.sources import Source, apply, diff, load
+from nanopsy.ranges import Birth
+from nanopsy.sources import Source, apply, diff, load, parse
 
 if TYPE_CHECKING:
     from nanopsy.autopsy import Replay
     from nanopsy.diagnose import Evidence
     from nanopsy.rewind import Live
+
+Body = Callable[[FrameType, Any], None]
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -27,51 +34,127 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
+def _same(left: CodeType, right: CodeType) -> bool:
+    def constants(code: CodeType) -> list[Any]:
+        return [value for value in code.co_consts if not isinstance(value, CodeType)]
+
+    return left.co_code == right.co_code and constants(left) == constants(right) and left.co_names == right.co_names
+
+
 @dataclass(slots=True)
 class Patch:
-    """A set of edits to one file, applied by swapping the code of the functions concerned."""
+    """Edits of one or more files, applied in memory for one replay."""
 
-    source: Source
-    edits: list[Edit]
-    running: tuple[str, ...] = ()
-    """Qualified names of code that is running (the loop's own frame) and so cannot be swapped."""
+    edits: tuple[Edit, ...]
+    live: Live
     problem: str = ""
+    body: Body | None = None
     _swapped: list[tuple[FunctionType, CodeType]] = field(default_factory=list)
 
     @property
     def safety(self) -> Safety:
         return Safety.SAFE if all(edit.safety is Safety.SAFE for edit in self.edits) else Safety.UNSAFE
 
+    def files(self) -> Iterator[tuple[Source, list[Edit]]]:
+        """The edits, file by file."""
+        for file in dict.fromkeys(edit.file for edit in self.edits):
+            source = load(file)
+            if source is not None:
+                yield source, [edit for edit in self.edits if edit.file == file]
+
     def fix(self) -> Fix:
         """The patch as the report shows it."""
-        return Fix(diff(self.source, self.edits), self.safety, "; ".join(edit.note for edit in self.edits if edit.note))
+        notes = dict.fromkeys(edit.note for edit in self.edits if edit.note)
+        return Fix("\n".join(diff(source, edits) for source, edits in self.files()), self.safety, "; ".join(notes))
+
+    def extended(self, edits: Sequence[Edit]) -> Patch:
+        """This patch and further edits; the same patch when they collide."""
+        for new in edits:
+            if any(new.file == old.file and new.start < old.end and old.start < new.end for old in self.edits):
+                return self
+        return Patch((*self.edits, *edits), self.live)
+
+    def original(self, location: Location) -> Location:
+        """Where a span of the patched source lies in the source as the user wrote it."""
+        for source, edits in self.files():
+            if source.file != location.file:
+                continue
+            patched = parse(source.file, apply(source, edits))
+            if patched is None:
+                return location
+            line, column = self._back(source, patched, edits, location.line, location.column)
+            end_line, end_column = self._back(source, patched, edits, location.end_line, location.end_column)
+            return replace(location, line=line, column=column, end_line=end_line, end_column=end_column)
+        return location
+
+    @staticmethod
+    def _back(source: Source, patched: Source, edits: list[Edit], line: int, column: int) -> tuple[int, int]:
+        at = patched.starts[max(line, 1) - 1] + column - 1
+        shift = 0
+        for edit in sorted(edits, key=lambda edit: edit.start):
+            if at >= edit.start + shift + len(edit.text):
+                shift += len(edit.text) - (edit.end - edit.start)
+        at -= shift
+        number = max(i for i, start in enumerate(source.starts) if start <= at)
+        return number + 1, at - source.starts[number] + 1
+
+    # -- applying --------------------------------------------------------------------------------
 
     def apply(self) -> None:
         """Swap the edited functions in; :attr:`problem` says why if that cannot be done."""
-        self.problem = ""
-        try:
-            edited = compile_user(apply(self.source, self.edits), self.source.file)
-            original = compile_user(self.source.text, self.source.file)
-        except SyntaxError as error:
-            self.problem = f"the edited source does not compile ({error.msg})"
+        self.problem, self.body = "", None
+        for source, edits in self.files():
+            text = apply(source, edits)
+            try:
+                before = {code.co_qualname: code for code in _codes(compile_user(source.text, source.file))}
+                after = {code.co_qualname: code for code in _codes(compile_user(text, source.file))}
+            except SyntaxError as error:
+                self.problem = f"the edited source does not compile ({error.msg})"
+                return
+            for name in self._edited(source, edits):
+                if name in after and name in before and not _same(before[name], after[name]):
+                    self._replace(source, edits, text, name, after[name])
+
+    def _edited(self, source: Source, edits: list[Edit]) -> list[str]:
+        """Qualified names of the innermost functions that the edits lie in."""
+        names = []
+        for edit in edits:
+            inside: list[str] = []
+            for node in ast.walk(source.tree):
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                    start, end = source.span(node.body[0])[0], source.span(node)[1]
+                    if start <= edit.start <= end:
+                        inside.append(node.name if isinstance(node, ast.ClassDef) else f"{node.name}.<locals>")
+            names.append(".".join(inside).removesuffix(".<locals>") or "<module>")
+        return list(dict.fromkeys(names))
+
+    def _replace(self, source: Source, edits: list[Edit], text: str, name: str, code: CodeType) -> None:
+        if name == self.live.code_name and self._in_loop(source, edits):
+            self.body = _compile_body(source.file, text, self.live.line)
+            if self.body is None:
+                self.problem = "the edited loop body cannot be run by itself"
             return
-        before = {code.co_qualname: code for code in _codes(original)}
-        after = {code.co_qualname: code for code in _codes(edited)}
-        changed = [name for name in after if name in before and not _same(before[name], after[name])]
-        live = {}
+        last = name.rsplit(".", 1)[-1]
+        if last in ("<module>", "__init__") or source.statement(1) is None:
+            self.problem = "the edited code runs before the training step: it takes effect in a new run"
+            return
+        found = False
         for thing in gc.get_objects():
-            if type(thing) is FunctionType and thing.__code__.co_filename == self.source.file:
-                live.setdefault(thing.__code__.co_qualname, []).append(thing)
-        inner = [name for name in changed if not any(other != name and other.startswith(name + ".") for other in changed)]
-        done = False
-        for name in inner:
-            for function in live.get(name, []):
-                if len(function.__code__.co_freevars) == len(after[name].co_freevars):
-                    self._swapped.append((function, function.__code__))
-                    function.__code__ = after[name]
-                    done = True
-        if not done:
-            self.problem = "the edited code is the running loop itself" if inner else "the edit changes no function"
+            if type(thing) is not FunctionType or thing.__code__.co_filename != source.file or thing.__code__.co_qualname != name:
+                continue
+            if len(thing.__code__.co_freevars) == len(code.co_freevars):
+                self._swapped.append((thing, thing.__code__))
+                thing.__code__ = code
+                found = True
+        if not found:
+            self.problem = f"no function {name} is alive to be edited"
+
+    def _in_loop(self, source: Source, edits: list[Edit]) -> bool:
+        loop = _loop_at(source.tree, self.live.line)
+        if loop is None:
+            return False
+        start, end = source.span(loop)
+        return all(start <= edit.start <= end for edit in edits)
 
     def undo(self) -> None:
         """Put the original code back."""
@@ -84,13 +167,13 @@ class Patch:
         fix = self.fix()
         if self.problem:
             return replace(finding, fix=fix, verified=None, verification=f"not verified: {self.problem}")
-        if cured.error is not None:
-            text = f"not verified: with the edit the step raises {type(cured.error).__name__}: {cured.error}"
-            return replace(finding, fix=fix, verified=False, verification=text)
         if cured.bad:
             what = "the loss is still bad" if cured.bad_loss else "gradients are still bad"
             return replace(finding, fix=fix, verified=False, verification=f"not verified: {what} with the edit")
-        if not cured.reached or not cured.loss_values:
+        if cured.error is not None:
+            text = f"not verified: with the edit the step raises {type(cured.error).__name__}: {cured.error}"
+            return replace(finding, fix=fix, verified=False, verification=text)
+        if not cured.reached or not cured.loss_values or not cured.backward_ran:
             return replace(finding, fix=fix, verified=None, verification="not verified: the step did not come to its end")
         loss = cured.loss_values[-1]
         if not math.isfinite(loss):
@@ -98,29 +181,105 @@ class Patch:
         return replace(finding, fix=fix, verified=True, verification=f"verified: loss {loss:.4g}, all gradients finite")
 
 
-def _same(left: CodeType, right: CodeType) -> bool:
-    def constants(code: CodeType) -> list[Any]:
-        return [value for value in code.co_consts if not isinstance(value, CodeType)]
+def _loop_at(tree: ast.Module, line: int) -> ast.For | ast.While | None:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.While)) and node.lineno <= line <= (node.body[0].lineno):
+            if node.lineno == line or any(getattr(inner, "lineno", 0) == line for inner in ast.walk(node.iter if isinstance(node, ast.For) else node.test)):
+                return node
+    return None
 
-    return left.co_code == right.co_code and constants(left) == constants(right) and left.co_names == right.co_names
+
+class _Flat(ast.NodeTransformer):
+    """Names assigned in a loop body, at its own level; scope statements removed."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.refused = False
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if isinstance(node.ctx, ast.Store):
+            self.names.add(node.id)
+        return node
+
+    def visit_Global(self, node: ast.Global) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+    def _named(self, node: Any) -> ast.AST:
+        self.names.add(node.name)
+        result: ast.AST = node
+        return result
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _named
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = lambda self, node: node  # noqa: E731
+
+    def visit_Yield(self, node: ast.AST) -> ast.AST:
+        self.refused = True
+        return node
+
+    visit_YieldFrom = visit_Await = visit_Yield
+
+    def visit_Import(self, node: ast.Import) -> ast.AST:
+        self.names.update((alias.asname or alias.name.split(".")[0]) for alias in node.names)
+        return node
 
 
-def patches_for(finding: Finding, evidence: Evidence, live: Live) -> Iterator[Patch]:
-    """The edits that the finding's cause proposes, best first."""
+def _compile_body(file: str, text: str, line: int) -> Body | None:
+    """The loop at ``line`` of ``text`` as a function of one item, run in a copy of the frame's names."""
+    tree = ast.parse(text)
+    loop = _loop_at(tree, line)
+    if loop is None:
+        return None
+    target: ast.expr = loop.target if isinstance(loop, ast.For) else ast.Name("__nanopsy_once__", ast.Store())
+    flat = _Flat()
+    body = [flat.visit(statement) for statement in loop.body]
+    flat.visit(target)
+    if flat.refused:
+        return None
+    again = ast.For(target, ast.Name("__nanopsy_items__", ast.Load()), body, [])
+    arguments = ast.arguments([], [ast.arg("__nanopsy_items__")], None, [], [], None, [])
+    statements: list[ast.stmt] = [ast.Global(sorted(flat.names))] if flat.names else []
+    function = ast.FunctionDef("__nanopsy_body__", arguments, [*statements, again], [], None)
+    if "type_params" in ast.FunctionDef._fields:
+        function.type_params = []  # type: ignore[attr-defined]
+    module = ast.Module([ast.copy_location(function, loop)], [])
+    try:
+        code = compile(ast.fix_missing_locations(module), file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+
+    def run(frame: FrameType, item: Any) -> None:
+        names = {**frame.f_globals, **frame.f_locals}
+        exec(code, names)
+        names["__nanopsy_body__"]([item])
+
+    return run
+
+
+def remedies(finding: Finding, birth: Birth) -> Iterator[list[Edit]]:
+    """The edits that a finding's cause proposes, those that parse, best first."""
     from nanopsy.causes import load as load_causes
 
     cause = load_causes().get(finding.code)
-    birth = evidence.birth_of(finding)
-    if cause is None or birth is None:
+    if cause is None:
         return
     for edits in cause.remedies(birth, finding):
         if not edits:
             continue
         source = load(edits[0].file)
-        if source is None:
-            continue
-        try:
-            ast.parse(apply(source, list(edits)))
-        except SyntaxError:
-            continue
-        yield Patch(source, list(edits))
+        if source is not None and parse(source.file, apply(source, list(edits))) is not None:
+            yield list(edits)
+
+
+def patches_for(finding: Finding, evidence: Evidence, live: Live) -> Iterator[Patch]:
+    """One patch for each set of edits proposed."""
+    birth = evidence.birth_of(finding)
+    if birth is not None:
+        for edits in remedies(finding, birth):
+            yield Patch(tuple(edits), live)
