@@ -35,7 +35,7 @@ MOST_AUTOPSIES = 5
 """Incidents that are opened in one run; later ones are only counted."""
 MOST_EDITS = 3
 """Different edits that are tried for one finding."""
-MOST_PLACES = 4
+MOST_PLACES = 6
 """Places that one edit may have to be made in before the step is finite."""
 
 
@@ -174,6 +174,7 @@ class Autopsy:
             return
         if self.mode == "replay":
             self._note_gradients(optimizer_parameters(optimizer))
+            self._replay.backward_ran = True
             if self._replay.bad or self._is_last(optimizer):
                 self._end(reached=True)
                 raise Rewind(self._target())

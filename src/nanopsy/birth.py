@@ -208,7 +208,9 @@ class BirthReader:
                 if reader.bad:
                     queue.append((reader, 0))
                 else:
-                    return Discard(base_name(reader), self.story.location(reader), "forward")
+                    dropped = current.outputs[number].storage
+                    argument = next((ref.argument for ref in reader.inputs if ref.storage == dropped), "")
+                    return Discard(base_name(reader), self.story.location(reader), argument)
         return None
 
     # -- operands --------------------------------------------------------------------------------

@@ -202,6 +202,9 @@ def diagnose(evidence: Evidence) -> list[Finding]:
             if claim is None:
                 continue
             finding = cause.finding(birth, claim, penalty=0.05 * rank)
+            losses = evidence.replay.loss_values
+            if birth.sink == "gradient" and losses and math.isfinite(losses[-1]):
+                finding = replace(finding, evidence={**finding.evidence, "finite_loss": losses[-1]})
             evidence.births.setdefault(_key(finding), birth)
             found.append(finding)
     unique: dict[str, Finding] = {}

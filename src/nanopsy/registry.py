@@ -50,7 +50,11 @@ def _characters(file: str, line: int, column: int | None, end_line: int | None, 
     import linecache
 
     def count(text: str, utf8: int | None) -> int:
-        return 1 if utf8 is None else len(text.encode()[:utf8].decode(errors="ignore")) + 1
+        if utf8 is None:
+            return 1
+        raw = text.encode()
+        beyond = max(0, utf8 - len(raw))
+        return len(raw[:utf8].decode(errors="ignore")) + beyond + 1
 
     return count(linecache.getline(file, line), column), count(linecache.getline(file, end_line or line), end_column)
 

@@ -178,7 +178,14 @@ class Patch:
         loss = cured.loss_values[-1]
         if not math.isfinite(loss):
             return replace(finding, fix=fix, verified=False, verification="not verified: the loss is still bad with the edit")
-        return replace(finding, fix=fix, verified=True, verification=f"verified: loss {loss:.4g}, all gradients finite")
+        before = finding.evidence.get("finite_loss")
+        changed = ""
+        if isinstance(before, float):
+            off = abs(loss - before) / max(abs(before), 1e-12)
+            changed = ", loss unchanged" if off == 0 else f", loss changed by {off:.1e}"
+            if fix.safety is Safety.SAFE and off > 1e-3:
+                return replace(finding, fix=fix, verified=False, verification=f"not verified: the edit changes a finite loss from {before:.6g} to {loss:.6g}")
+        return replace(finding, fix=fix, verified=True, verification=f"verified: loss {loss:.4g}, all gradients finite{changed}")
 
 
 def _loop_at(tree: ast.Module, line: int) -> ast.For | ast.While | None:

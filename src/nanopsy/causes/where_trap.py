@@ -8,6 +8,9 @@ from nanopsy.causes._cause import Cause, Claim, elements
 from nanopsy.findings import Edit, Finding, Safety
 from nanopsy.ranges import Birth
 
+_INSIDE = {"acos": 0.5, "asin": 0.5, "atanh": 0.5, "acosh": 2.0, "erfinv": 0.5}
+"""A value well inside the domain, where 1 is not."""
+
 
 class WhereTrap(Cause):
     """Undefined branch hidden behind `where`.
@@ -71,11 +74,11 @@ def loss():
         condition = source.code(chooser.args[0])
         inside = [branch for branch in chooser.args[1:3] if any(child is node for child in ast.walk(branch))]
         argument = _edits.denominator(node) or _edits.subject(node)
-        if argument is None:
+        side = birth.discard.by if birth.discard is not None else ""
+        takes = inside[0] is chooser.args[1] if inside else {"self": True, "other": False}.get(side)
+        if argument is None or takes is None:
             return
-        first = inside[0] is chooser.args[1] if inside else None
-        for takes in (True, False) if first is None else (first,):
-            code = source.code(argument)
-            one = f"torch.ones_like({code})"
-            new = f"torch.where({condition}, {code}, {one})" if takes else f"torch.where({condition}, {one}, {code})"
-            yield [_edits.replace_node(source, argument, new, "masks the input instead of the output", Safety.SAFE)]
+        code = source.code(argument)
+        harmless = f"torch.full_like({code}, {_INSIDE.get(birth.op, 1.0)})"
+        new = f"torch.where({condition}, {code}, {harmless})" if takes else f"torch.where({condition}, {harmless}, {code})"
+        yield [_edits.replace_node(source, argument, new, "masks the input instead of the output", Safety.SAFE)]
