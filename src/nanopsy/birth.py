@@ -11,7 +11,7 @@ import torch
 
 from nanopsy._torch import storage_key
 from nanopsy.findings import Location
-from nanopsy.ranges import FORMATS, Birth, Discard, History, Operand, Origin, OriginKind, is_bad
+from nanopsy.ranges import FORMATS, Birth, Discard, Growth, History, Operand, Origin, OriginKind, is_bad
 from nanopsy.registry import locate
 from nanopsy.story import CONSTANTS, COPYING, Ancestry, Index, Node, Story, base_name, dtype_name
 from nanopsy.trace import Ref, TracedOp
@@ -22,6 +22,7 @@ DROPPING = (
 )  # fmt: skip
 """Backward nodes that pass a zero to elements whose value was dropped."""
 
+NORMALISING = ("NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "Rsqrt", "FusedRmsNorm", "CudnnBatchNorm", "LinalgVectorNorm", "Std", "Var")
 ROWS = frozenset({"_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "logcumsumexp"})
 
 
@@ -85,8 +86,21 @@ class BirthReader:
             uses=self.uses(op),
             sink=self.sink,
         )
-        birth = self._module(self._row(birth, op, node.index), op)
+        birth = self._weighted(self._module(self._row(birth, op, node.index), op))
         return replace(birth, discard=self.discarded(op, node.output)) if not op.backward else birth
+
+    def _weighted(self, birth: Birth) -> Birth:
+        """For a diverging run: the largest constant that multiplies a loss term."""
+        if self.history.growth is not Growth.DIVERGING:
+            return birth
+        best: TracedOp | None = None
+        for op in self.story.recording.ops:
+            factor = op.args[1] if base_name(op) == "mul" and len(op.args) > 1 else None
+            if op.backward or not isinstance(factor, (int, float)) or not op.from_weights or op.outputs[0].numel != 1 or not op.frames:
+                continue
+            if abs(factor) >= 1e3 and (best is None or abs(factor) > abs(best.args[1])):
+                best = op
+        return birth if best is None else replace(birth, scale=float(best.args[1]), scale_at=self.story.location(best))
 
     def _row(self, birth: Birth, op: TracedOp, index: Index) -> Birth:
         """For softmax-like operators: whether the very row is -inf throughout."""
@@ -112,9 +126,11 @@ class BirthReader:
         if produced is not None and index is not None and len(index) == produced.dim() and produced.numel():
             inside = all(i < size for i, size in zip(index, produced.shape, strict=True))
             forward_value = self.story.element(produced, index) if inside else None
-        first = next((o for o in self.story.recording.ops if o.node == op.node and o.sequence == op.sequence), op)
-        incoming, incoming_origin = self._incoming(first, node, forward)
+        incoming, incoming_origin = self._incoming(node)
         output = self.story.kept_output(op, node.output)
+        decades, strongest = self._amplification()
+        layer = self.story.recording.forward_of(strongest) if strongest is not None else None
+        module = self.module_objects.get(layer.module) if layer is not None else None
         birth = Birth(
             op=base_name(forward),
             phase="backward",
@@ -126,7 +142,10 @@ class BirthReader:
             total=op.outputs[node.output].numel,
             operands=self.operands(forward, index, 0) if index is not None else self.operands(forward, (), 0),
             node=op.node,
-            settings={**self.settings(forward), "backward_op": op.name, "backward_inputs": self._input_peaks(op)},
+            settings={**self.settings(forward), "backward_op": op.name, "backward_inputs": self._input_peaks(op),
+                      "amplified_decades": decades},
+            amplifier=base_name(layer) if layer is not None else "",
+            amplifier_at=(self.story.registry.module_site(module) or self.story.location(layer)) if layer is not None else None,
             incoming=incoming,
             incoming_origin=incoming_origin,
             forward_value=forward_value,
@@ -140,8 +159,25 @@ class BirthReader:
             dims = self.story.reduced_dims(forward, len(forward.inputs[0].shape))
             kept = tuple(i for d, i in enumerate(output_index) if dims is not None and d not in dims)
             output_index = kept if len(kept) == len(forward.outputs[0].shape) else output_index
-        birth = self._module(self._row(birth, forward, output_index), forward)
+        birth = self._weighted(self._module(self._row(birth, forward, output_index), forward))
         return replace(birth, discard=self.discarded(forward, 0) or self._dropped(incoming, incoming_origin))
+
+    def _amplification(self) -> tuple[float, TracedOp | None]:
+        """How much the backward of all normalisations together enlarged the gradient, and the strongest of them."""
+        total, strongest, best = 0.0, 1.0, None
+        for op in self.story.recording.ops:
+            if not op.node.startswith(NORMALISING) or not op.kept_inputs or not op.kept_outputs:
+                continue
+            before, after = op.kept_inputs[0], op.kept_outputs[0]
+            if not before.is_floating_point() or before.numel() == 0 or after.numel() == 0:
+                continue
+            arrived, left = float(before.abs().max()), float(after.abs().max())
+            if not (math.isfinite(arrived) and math.isfinite(left)) or arrived == 0 or left == 0:
+                continue
+            total += math.log10(left / arrived)
+            if left / arrived > strongest:
+                strongest, best = left / arrived, op
+        return total, best
 
     def _input_peaks(self, op: TracedOp) -> list[float]:
         peaks = []
@@ -163,20 +199,25 @@ class BirthReader:
         hit = self.story.first_element(tensor, tensor == 0)
         return hit if hit is not None else (0,) * tensor.dim()
 
-    def _incoming(self, first: TracedOp, node: Node, forward: TracedOp) -> tuple[float | None, Origin | None]:
-        for number, ref in enumerate(first.inputs):
-            made = self.story.recording.producer(ref) if ref.numel else None
-            if made is not None and not made[0].backward:
+    def _incoming(self, node: Node) -> tuple[float | None, Origin | None]:
+        """The gradient that arrived at the node, at this element: the first input that backward made elsewhere."""
+        recording, op = self.story.recording, node.op
+        started = recording.backward_starts[-1] if recording.backward_starts else len(recording.ops)
+        for part in recording.ops[started:]:
+            if part.node != op.node or part.sequence != op.sequence:
                 continue
-            tensor = self.story.kept_input(first, number)
-            if tensor is None or not tensor.is_floating_point() or tensor.numel() == 0:
-                continue
-            index = self.story.input_index(first, node.index, number) if len(node.index) >= tensor.dim() else None
-            if index is None:
-                index = (0,) * tensor.dim()
-            value = self.story.element(tensor, index)
-            origin = self.story.origin(ref, index, "zero") if value == 0 else None
-            return value, origin
+            for number, ref in enumerate(part.inputs):
+                made = recording.producer(ref) if ref.numel else None
+                if made is None or made[0].index < started or (made[0].node == op.node and made[0].sequence == op.sequence):
+                    continue
+                tensor = self.story.kept_input(part, number)
+                if tensor is None or not tensor.is_floating_point() or tensor.numel() == 0:
+                    continue
+                index = self.story.input_index(part, node.index, number) if len(node.index) >= tensor.dim() else None
+                if index is None:
+                    index = (0,) * tensor.dim()
+                value = self.story.element(tensor, index)
+                return value, self.story.origin(ref, index, "zero") if value == 0 else None
         return None, None
 
     def _dropped(self, incoming: float | None, origin: Origin | None) -> Discard | None:

@@ -20,10 +20,10 @@ from nanopsy.findings import Finding, What
 from nanopsy.ranges import FORMATS, Birth, Growth, History, Operand, OptimizerFacts, Origin, OriginKind
 from nanopsy.registry import locate
 from nanopsy.story import Story, dtype_name
-from nanopsy.watch import optimizer_parameters, total_norm
+from nanopsy.watching import optimizer_parameters, total_norm
 
 if TYPE_CHECKING:
-    from nanopsy.autopsy import Autopsy, Fault, Replay
+    from nanopsy.examiner import Examiner, Fault, Replay
 
 
 @dataclass(slots=True)
@@ -40,10 +40,10 @@ class Evidence:
     births: dict[str, Birth] = field(default_factory=dict)
 
     @classmethod
-    def gather(cls, autopsy: Autopsy, fault: Fault, replay: Replay) -> Evidence:
+    def gather(cls, examiner: Examiner, fault: Fault, replay: Replay) -> Evidence:
         assert replay.recording is not None
-        registry = autopsy.registry
-        history = read_history(autopsy, replay)
+        registry = examiner.registry
+        history = read_history(examiner, replay)
         parameters: dict[int, torch.Tensor] = {storage_key(p): p for p in registry.parameters()}
         for module in list(registry.modules):
             for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
@@ -52,20 +52,20 @@ class Evidence:
         for key in parameters:
             names.setdefault(key, "a parameter")
         batch: dict[int, str] = {}
-        if autopsy.rounds:
-            last = autopsy.rounds[-1]
+        if examiner.rounds:
+            last = examiner.rounds[-1]
             _name_tensors(last.item, "batch", batch, 3)
             for number, drawn in enumerate(last.draws):
                 _name_tensors(drawn, "batch" if len(last.draws) == 1 else f"next[{number}]", batch, 3)
         variables: dict[int, str] = {}
-        for round_ in autopsy.rounds[-1:]:
+        for round_ in examiner.rounds[-1:]:
             for name, value in (round_.frame.names if round_.frame is not None else {}).items():
                 if not name.startswith("__"):
                     _name_tensors(value, name, variables, 1)
         story = Story(replay.recording, registry, names, batch, variables, parameters)
         modules = registry.module_names()
         objects = {id(module): module for module in list(registry.modules)}
-        optimizers = [(optimizer, optimizer_facts(autopsy, optimizer)) for optimizer in list(registry.optimizers)]
+        optimizers = [(optimizer, optimizer_facts(examiner, optimizer)) for optimizer in list(registry.optimizers)]
         bad = [(names.get(storage_key(p), "?"), p) for p in registry.parameters() if not bool(torch.isfinite(p.detach()).all())]
         return cls(fault, replay, story, BirthReader(story, history, "loss" if replay.bad_loss else "gradient", modules, objects), history, optimizers, bad)
 
@@ -88,18 +88,18 @@ def _name_tensors(value: Any, name: str, table: dict[int, str], depth: int) -> N
             _name_tensors(entry, f"{name}[{number}]", table, depth - 1)
 
 
-def read_history(autopsy: Autopsy, replay: Replay) -> History:
+def read_history(examiner: Examiner, replay: Replay) -> History:
     """The ring of recent steps, with a verdict on how they developed; never guessed from one step."""
-    ring = list(autopsy.watch.ring)
+    ring = list(examiner.watch.ring)
     losses = [facts.loss for facts in ring]
     norms = [facts.gradient_norm for facts in ring]
-    weights = list(autopsy.watch.weights)
-    trainable = [p.detach() for p in autopsy.registry.parameters() if p.is_floating_point() and p.numel() and p.layout is torch.strided]
+    weights = list(examiner.watch.weights)
+    trainable = [p.detach() for p in examiner.registry.parameters() if p.is_floating_point() and p.numel() and p.layout is torch.strided]
     finite = [p for p in trainable if bool(torch.isfinite(p).all())]
     now = total_norm(finite)[0] if finite else math.nan
-    weights.append((autopsy.watch.steps, now))
+    weights.append((examiner.watch.steps, now))
     growth, factor, text = Growth.NONE, 1.0, ""
-    if autopsy.watch.steps == 0:
+    if examiner.watch.steps == 0:
         growth = Growth.FIRST_STEP
         text = "no optimizer step had been taken yet"
     else:
@@ -116,10 +116,10 @@ def read_history(autopsy: Autopsy, replay: Replay) -> History:
         factor = max((entry[3] for entry in grown), default=1.0)
         shown = over or grown
         text = ", ".join(f"{label} {low:.3g} to {high:.3g}" for label, low, high, _ in shown) + f" over {len(ring)} steps"
-    return History(tuple(losses), tuple(norms), tuple(weights), autopsy.watch.steps, growth, text, factor)
+    return History(tuple(losses), tuple(norms), tuple(weights), examiner.watch.steps, growth, text, factor)
 
 
-def optimizer_facts(autopsy: Autopsy, optimizer: Optimizer) -> OptimizerFacts:
+def optimizer_facts(examiner: Examiner, optimizer: Optimizer) -> OptimizerFacts:
     """Class, hyper-parameters and arithmetic of an optimizer."""
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
     parameters = optimizer_parameters(optimizer)
@@ -137,7 +137,7 @@ def optimizer_facts(autopsy: Autopsy, optimizer: Optimizer) -> OptimizerFacts:
                 zero = zero or bool((second[bad] == 0).any())
     lr = group.get("lr", math.nan)
     return OptimizerFacts(type(optimizer).__name__, float(lr), float(eps) if isinstance(eps, (int, float)) else None, dtype,
-                          autopsy.registry.optimizer_site(optimizer), lost, zero, autopsy.watch.steps_of.get(id(optimizer), 0))  # fmt: skip
+                          examiner.registry.optimizer_site(optimizer), lost, zero, examiner.watch.steps_of.get(id(optimizer), 0))  # fmt: skip
 
 
 def births(evidence: Evidence) -> list[Birth]:
@@ -214,7 +214,21 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     if len(ranked) > 1:
         best = ranked[0].score
         ranked = [finding for finding in ranked if finding.score >= best - 0.35 and finding.code != "NAN999"] or ranked[:1]
-    return ranked or [unknown(evidence)]
+    ranked = ranked or [unknown(evidence)]
+    spread = _clipping(evidence)
+    return [*ranked, spread] if spread is not None else ranked
+
+
+def _clipping(evidence: Evidence) -> Finding | None:
+    """The finding that clipping spread a bad gradient, when it did."""
+    before, after = len(evidence.replay.bad_gradients), evidence.fault.bad_gradients
+    site = evidence.story.registry.clipped
+    if not before or after <= before or site is None:
+        return None
+    cause = load()["NAN603"]
+    birth = Birth("clip_grad_norm_", "clipping", math.nan, "float32", locate(site), settings={"bad_before": before, "bad_after": after})
+    claim = cause.claim(birth)
+    return cause.finding(birth, claim) if claim is not None else None
 
 
 def unknown(evidence: Evidence) -> Finding:

@@ -12,14 +12,14 @@ import torch
 
 from nanopsy import registry
 from nanopsy._torch import storage_key
-from nanopsy.autopsy import Autopsy, Fault, Policy, Replay
+from nanopsy.examiner import Examiner, Fault, Policy, Replay
 from nanopsy.diagnose import Evidence, diagnose
 from nanopsy.errors import NanopsyError
 from nanopsy.findings import Diagnosis, Incident, Outcome, What
 from nanopsy.rewind import Loops
 from nanopsy.snapshot import State
 from nanopsy.trace import Recording, Ref, Trace, interesting
-from nanopsy.watch import bad_elements
+from nanopsy.watching import bad_elements
 
 
 def _leaves(loss: torch.Tensor) -> list[torch.Tensor]:
@@ -92,7 +92,7 @@ def autopsy(fn: Callable[[], torch.Tensor]) -> Diagnosis:
     """
     fresh = registry.Registry() if not registry.REGISTRY.modules else registry.REGISTRY
     loops = Loops(State(fresh))
-    helper = Autopsy(loops, fresh, Policy())
+    helper = Examiner(loops, fresh, Policy())
     rng = loops.state.take(buffers=True)
     weights: set[int] = set()
     survey, leaves = _once(fn, Trace(weights))
@@ -117,7 +117,7 @@ def autopsy(fn: Callable[[], torch.Tensor]) -> Diagnosis:
     return diagnosis
 
 
-class _Reporter(Autopsy):
+class _Reporter(Examiner):
     """The watch in a loop that nanopsy did not compile: incidents are reported, not rewound."""
 
     def __init__(self, loops: Loops, on_incident: Callable[[Incident], None] | None) -> None:

@@ -225,6 +225,9 @@ class Birth:
     scale: float | None = None
     """A constant factor that multiplies the loss term concerned."""
     scale_at: Location | None = None
+    amplifier: str = ""
+    """The normalisation whose backward enlarged the gradient most."""
+    amplifier_at: Location | None = None
     sink: str = "loss"
     """What the bad value reached: ``loss`` or ``gradient`` (of a step whose loss was finite)."""
 

@@ -80,6 +80,8 @@ class Registry:
     initial: dict[int, InitialWeights] = field(default_factory=dict)
     loaded: list[Site] = field(default_factory=list)
     """Where ``load_state_dict`` was called."""
+    clipped: Site | None = None
+    """Where ``clip_grad_norm_`` was last called."""
 
     def module_site(self, module: torch.nn.Module | None) -> Location | None:
         site = self.modules.get(module) if module is not None else None
@@ -194,6 +196,14 @@ def install() -> None:
 
         return load_state_dict
 
+    def clip(original: Any) -> Any:
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            registry.clipped = next(iter(user_frames(sys._getframe(1), most=1)), None)
+            return original(*args, **kwargs)
+
+        return clip_grad_norm_
+
+    replace(torch.nn.utils, "clip_grad_norm_", clip)
     replace(torch.nn.Module, "__init__", module_init)
     replace(torch.nn.Module, "register_buffer", register_buffer)
     replace(torch.nn.Module, "__setstate__", module_setstate)

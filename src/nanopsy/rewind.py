@@ -38,7 +38,7 @@ class Stopped(BaseException):
     """Ends the script after an autopsy under ``--on-incident stop``."""
 
 
-class Autopsist(Protocol):
+class Controller(Protocol):
     """What the loops need of the controller."""
 
     def body_raised(self, live: Live, error: BaseException) -> bool: ...
@@ -203,7 +203,7 @@ class Loops:
         self.draws: list[Any] | None = None
         self.queue: list[Any] = []
         self.replaying: Replaying | None = None
-        self.controller: Autopsist | None = None
+        self.controller: Controller | None = None
         self._codes: list[object] = []
 
     def disable(self) -> None:

@@ -22,7 +22,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from nanopsy import registry
-from nanopsy.autopsy import Autopsy, Policy
+from nanopsy.examiner import Examiner, Policy
 from nanopsy.errors import EXIT_FINDINGS, EXIT_USAGE, NanopsyError
 from nanopsy.findings import Diagnosis, Outcome
 from nanopsy.instrument import NAME, UserFinder, UserLoader, compile_user
@@ -150,30 +150,30 @@ def run(module: str | None, command: list[str], options: RunOptions) -> int:
 
     registry.install()
     loops = Loops(State(registry.REGISTRY))
-    autopsy = Autopsy(loops, registry.REGISTRY, Policy(options.on_incident, options.mute, options.verify))
+    examiner = Examiner(loops, registry.REGISTRY, Policy(options.on_incident, options.mute, options.verify))
     if options.armed is not None:
         from nanopsy.rerun import Armed
 
-        autopsy = Armed(loops, registry.REGISTRY, options.armed)
+        examiner = Armed(loops, registry.REGISTRY, options.armed)
     setattr(builtins, NAME, loops)
     os.register_at_fork(after_in_child=loops.disable)
     sys.argv, sys.path[0] = argv, folder
     sys.modules["__main__"] = main
-    autopsy.watch.install()
+    examiner.watch.install()
     FETCHES.install()
     began = time.monotonic()
     status = _execute(code, main)
-    autopsy.watch.remove()
+    examiner.watch.remove()
     FETCHES.remove()
     loops.active = False
-    diagnosis = autopsy.diagnosis
-    diagnosis.steps = autopsy.watch.steps
-    seconds = time.monotonic() - began - autopsy.seconds
+    diagnosis = examiner.diagnosis
+    diagnosis.steps = examiner.watch.steps
+    seconds = time.monotonic() - began - examiner.seconds
     if options.armed is None and _wants_rerun(diagnosis, options):
         from nanopsy.rerun import rerun
 
         rerun(diagnosis, module, command, options, seconds)
-    return _finish(autopsy, options, status)
+    return _finish(examiner, options, status)
 
 
 def _wants_rerun(diagnosis: Diagnosis, options: RunOptions) -> bool:
@@ -214,9 +214,9 @@ def _flush() -> None:
             continue
 
 
-def _finish(autopsy: Any, options: RunOptions, status: int | None) -> int:
-    diagnosis: Diagnosis = autopsy.diagnosis
-    watch = autopsy.watch
+def _finish(examiner: Any, options: RunOptions, status: int | None) -> int:
+    diagnosis: Diagnosis = examiner.diagnosis
+    watch = examiner.watch
     if watch.scaler_skips:
         diagnosis.notes.append(f"GradScaler skipped {watch.scaler_skips} steps while it looked for its scale; that is normal")
     if options.json is not None:

@@ -22,7 +22,8 @@ from nanopsy.instrument import is_user_file
 from nanopsy.registry import Registry
 
 _SMALL = 1 << 20
-"""Buffers up to this many bytes are copied each round; larger ones only once they have been seen to change."""
+"""Buffers up to this many bytes are copied each round (batch norm writes them without bumping their version); larger
+ones only once their version has been seen to change."""
 _PLAIN = (int, float, str, bool, bytes, complex, tuple, type(None), torch.device, torch.dtype)
 
 
@@ -102,13 +103,10 @@ class State:
                 continue
             if current is not buffer.tensor:
                 buffer.tensor, buffer.shadow, buffer.version = current, None, -1
-            version = current._version
-            if version == buffer.version:
-                continue
-            first = buffer.version == -1
-            buffer.version = version
-            if first and current.numel() * current.element_size() > _SMALL:
-                continue
+            if current.numel() * current.element_size() > _SMALL:
+                before, buffer.version = buffer.version, current._version
+                if before in (-1, buffer.version):
+                    continue
             if buffer.shadow is None:
                 buffer.shadow = current.detach().clone()
             else:

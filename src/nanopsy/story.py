@@ -52,6 +52,11 @@ REDUCTIONS = frozenset({
     "prod", "cumsum", "cumprod", "_softmax", "_log_softmax", "median", "any", "all", "_safe_softmax", "nanmedian", "count_nonzero", "argmax",
     "logcumsumexp", "_weight_norm_interface", "trace", "kthvalue", "cummax", "cummin",
 })  # fmt: skip
+MEANS = frozenset({
+    "mean", "sum", "convolution", "mkldnn_convolution", "avg_pool2d", "mm", "_adaptive_avg_pool2d", "avg_pool1d", "avg_pool3d", "cumsum", "scatter_add",
+    "index_add", "scatter_reduce", "segment_reduce", "einsum", "bmm",
+})  # fmt: skip
+"""Operators that average or add up: box filters and scattered sums among them."""
 ROOTS = frozenset({"sqrt", "abs", "square", "neg", "floor", "ceil", "round", "trunc", "tanh", "sin", "asin", "tan", "atan", "erf", "sinh", "real"})
 WHOLE_SLICE = frozenset({"_softmax", "_log_softmax", "cumsum", "cumprod", "_safe_softmax", "logcumsumexp", "cummax", "cummin"})
 
@@ -564,7 +569,7 @@ class Story:
         op = node.op
         sides = [self._squareness(op, number) for number in range(min(2, len(op.inputs)))]
         one_pass = len(sides) == 2 and {"mean of squares", "squared mean"} <= set(sides)
-        determinant = sides == ["product", "product"]
+        determinant = sides[:1] == ["product"] and sides[1:] in (["product"], ["squared mean"], ["square"])
         return Cancellation(abs(left), abs(right), node.value, self.in_float64(node), one_pass, any("square" in side for side in sides),
                             determinant, self.location(op))  # fmt: skip
 
@@ -575,7 +580,7 @@ class Story:
         if made is None or depth > 5:
             return "other"
         maker, name = made[0], base_name(made[0])
-        if name in ("mean", "sum", "convolution", "mkldnn_convolution", "avg_pool2d", "mm", "_adaptive_avg_pool2d", "avg_pool1d", "avg_pool3d"):
+        if name in MEANS:
             inner = self.recording.producer(maker.inputs[0]) if maker.inputs and maker.inputs[0].numel else None
             if inner is not None and (self.is_square(inner[0]) or self._same_factors(inner[0])):
                 return "mean of squares"
@@ -588,11 +593,22 @@ class Story:
             inside = self._squareness(maker, 0, depth + 1)
             return "squared mean" if inside == "mean" or maker.outputs[0].numel == 1 else "square"
         if name == "mul" and len(maker.inputs) == 2:
-            inside_of = [self._squareness(maker, n, depth + 1) for n in (0, 1)]
-            return "squared mean" if inside_of == ["mean", "mean"] else "product"
+            means = [self._mean_behind(maker.inputs[n]) for n in (0, 1)]
+            return "squared mean" if means[0] is not None and means[0] == means[1] else "product"
         if name in ("clone", "_to_copy", "neg"):
             return self._squareness(maker, 0, depth + 1)
         return "other"
+
+    def _mean_behind(self, ref: Ref, depth: int = 0) -> int | None:
+        """The memory that a mean (or sum) was taken of, through scaling by constants."""
+        made = self.recording.producer(ref) if ref.numel else None
+        if made is None or depth > 4 or not made[0].inputs:
+            return None
+        if base_name(made[0]) in MEANS:
+            return made[0].inputs[0].storage
+        if len(made[0].inputs) == 1 or (base_name(made[0]) == "div" and made[0].inputs[1].numel == 1):
+            return self._mean_behind(made[0].inputs[0], depth + 1)
+        return None
 
     def _same_factors(self, op: TracedOp) -> bool:
         return base_name(op) == "mul" and len(op.inputs) == 2 and op.inputs[0].storage == op.inputs[1].storage

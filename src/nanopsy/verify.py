@@ -20,7 +20,7 @@ from nanopsy.ranges import Birth
 from nanopsy.sources import Source, apply, diff, load, parse
 
 if TYPE_CHECKING:
-    from nanopsy.autopsy import Replay
+    from nanopsy.examiner import Replay
     from nanopsy.diagnose import Evidence
     from nanopsy.rewind import Live
 

@@ -42,6 +42,9 @@ class Cause:
     runs_as: ClassVar[str] = "function"
     """``function``: the snippet defines ``loss()``; ``script``: it is a training script."""
 
+    accompanies: ClassVar[bool] = False
+    """The finding never stands alone: it adds to the one that names the root."""
+
     def claim(self, birth: Birth) -> Claim | None:
         """Whether this birth, with these operands and origins, is this cause's doing."""
         raise NotImplementedError

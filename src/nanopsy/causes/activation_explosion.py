@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from nanopsy.causes._cause import Cause, Claim, elements, strength
-from nanopsy.ranges import Birth
+from nanopsy.ranges import Birth, OriginKind
 
 PRODUCTS = ("mul", "bmm", "pow", "square", "baddbmm", "cumprod", "prod", "matmul")
 
@@ -58,7 +58,9 @@ def loss():
         tensors = [operand for operand in birth.operands if not operand.scalar]
         if len(tensors) == 1 and birth.op in ("pow", "square", "cumprod", "prod"):
             tensors = tensors * 2
-        if len(tensors) < 2 or not all(operand.from_weights and operand.origin.name == "" for operand in tensors[:2]):
+        if len(tensors) < 2 or not all(operand.from_weights for operand in tensors[:2]):
+            return None
+        if any(operand.origin.kind is OriginKind.PARAMETER and not operand.origin.steps for operand in tensors[:2]):
             return None
         peaks = [operand.largest for operand in tensors[:2]]
         if not all(math.isfinite(peak) and peak > 1e6 for peak in peaks):

@@ -1,59 +1,63 @@
 from __future__ import annotations
 
-from nanopsy.causes._cause import Cause, Claim, elements, strength
+from nanopsy.causes._cause import Cause, Claim
 from nanopsy.ranges import Birth
-
-NORMALISATIONS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm", "batch_norm", "miopen_batch_norm")
 
 
 class BatchStatisticsOfOne(Cause):
-    """Batch normalisation over one value per channel.
+    """Running statistics spoiled by a batch with one value per channel.
 
     ## What it does
-    Finds batch statistics taken over a single value per channel (batch of one after global pooling, the last incomplete batch).
+    Finds a running mean or variance of a normalisation layer that already holds NaN or inf when the step uses it.
 
     ## Why is this bad?
-    The variance of one value is 0 and its unbiased running estimate divides by N - 1 = 0: the running variance becomes NaN or inf while the
-    training loss looks fine, and evaluation breaks later. `nn.BatchNorm` refuses such a batch; `torch.batch_norm` and custom layers do not.
+    The running variance is updated with the unbiased variance of the batch, which divides by N - 1: one value per channel (batch of one after
+    global pooling, an incomplete last batch) writes NaN. Training mode never reads it, so the loss looks fine until the layer is frozen or
+    evaluated. `nn.BatchNorm` refuses such a batch; `torch.batch_norm` and hand-written layers do not.
 
     ## Guideline
     `drop_last=True` in the DataLoader, GroupNorm or LayerNorm for small batches, or evaluation mode for the layer.
 
     ## Fix safety
-    No automatic edit: which of the three is right depends on the training.
+    No automatic edit: which of the three is right depends on the training. The spoiled buffer must be reset or recomputed.
 
     ## References
     Ioffe and Szegedy 2015, section 3.1 (unbiased variance estimate).
     """
 
     code, slug = "NAN304", "batch-statistics-of-one"
+    runs_as = "script"
     bad = """
 import torch
+from torch import nn
 
-x = torch.tensor([[1.0, 2.0]], requires_grad=True)
-mean, var = torch.zeros(2), torch.ones(2)
+class Norm(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
 
-def loss():
-    y = torch.batch_norm(x, None, None, mean, var, True, 0.1, 0.0, False)
-    return y.sum()
+    def forward(self, x, frozen):
+        return torch.batch_norm(x, None, None, self.running_mean, self.running_var, not frozen, 0.1, 1e-5, False)
+
+torch.manual_seed(0)
+net, norm = nn.Linear(3, 4), Norm(4)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(6):
+    loss = norm(net(torch.randn(1, 3)), frozen=step >= 3).pow(2).mean() + net.weight.pow(2).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 """
-    good = """
-import torch
-
-x = torch.tensor([[1.0, 2.0], [2.0, 0.5]], requires_grad=True)
-mean, var = torch.zeros(2), torch.ones(2)
-
-def loss():
-    y = torch.batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, False)
-    return y.sum()
-"""
+    good = bad.replace("torch.randn(1, 3)", "torch.randn(5, 3)")
 
     def claim(self, birth: Birth) -> Claim | None:
-        shape = birth.operand(0).shape
-        if birth.op not in NORMALISATIONS or len(shape) < 2:
+        operand = birth.operand(0)
+        name = operand.name.rsplit(".", 1)[-1]
+        if birth.phase != "weights" or name not in ("running_var", "running_mean", "moving_var", "moving_mean"):
             return None
-        per_channel = birth.operand(0).count / max(shape[1], 1)
-        if per_channel != 1:
-            return None
-        message = f"batch normalisation over {per_channel:g} value per channel: variance 0, N - 1 = 0; {elements(birth)}"
-        return Claim(strength(birth, 0.97), message, also=(birth.module_made_at,) if birth.module_made_at else ())
+        message = (
+            f"the buffer {operand.name} holds {operand.bad:,} bad of {operand.count:,} values ({operand.value}) and this step reads it: an earlier "
+            f"batch had one value per channel (its unbiased variance is 0/0) or was itself bad"
+        )
+        return Claim(0.97, message)

@@ -1,21 +1,21 @@
 from __future__ import annotations
 
-from nanopsy.causes._cause import Cause, Claim, elements
+from nanopsy.causes._cause import Cause, Claim
 from nanopsy.ranges import Birth
 
 
 class ClippingSpreads(Cause):
-    """Gradient clipping by a norm that is not finite.
+    """Gradient clipping that spread one bad value to every weight.
 
     ## What it does
-    Finds a total gradient norm that overflowed although every gradient was finite, so that clipping multiplied all of them by 0 or NaN.
+    Accompanies another finding: after backward only some gradients were bad, after `clip_grad_norm_` all of them.
 
     ## Why is this bad?
-    `clip_grad_norm_` scales by max_norm / total_norm. An infinite norm gives 0 * x (or NaN for the infinite element), a NaN norm gives NaN for *every*
-    parameter: one bad value becomes all bad values.
+    `clip_grad_norm_` multiplies every gradient by max_norm / total_norm. One NaN makes the total NaN, and so every gradient: the culprit can no longer be
+    told from the others by looking.
 
     ## Guideline
-    Cure what made the gradient huge; `error_if_nonfinite=True` turns the silent spread into an error.
+    Cure what made the first gradient bad. `error_if_nonfinite=True` turns the silent spread into an error.
 
     ## Fix safety
     No automatic edit.
@@ -26,38 +26,26 @@ class ClippingSpreads(Cause):
 
     code, slug = "NAN603", "clipping-spreads"
     runs_as = "script"
+    accompanies = True
     bad = """
 import torch
 
-w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-optimizer = torch.optim.SGD([w], lr=0.1)
-for step in range(3):
-    loss = (w * torch.tensor([3e38, 3e38])).sum() * 1e-38
+torch.manual_seed(0)
+a, b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+parameters = [*a.parameters(), *b.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.1)
+for step in range(4):
+    x = torch.randn(3, 2) if step < 2 else torch.zeros(3, 2)
+    loss = torch.sqrt(a(x).pow(2).sum() * x.pow(2).sum()) + b(torch.ones(1, 2)).pow(2).sum()
     optimizer.zero_grad()
     loss.backward()
-    w.grad.mul_(1e38)
-    norm = torch.sqrt((w.grad ** 2).sum())
-    w.grad.mul_(1.0 / norm * norm)
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
     optimizer.step()
 """
-    good = """
-import torch
-
-w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-optimizer = torch.optim.SGD([w], lr=0.1)
-for step in range(3):
-    loss = (w * torch.tensor([3.0, 3.0])).sum()
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_([w], 1.0)
-    optimizer.step()
-"""
-    _NORMS = ("linalg_vector_norm", "_foreach_norm", "norm", "pow", "sum", "square", "mul")
+    good = bad.replace("torch.zeros(3, 2)", "torch.ones(3, 2)")
 
     def claim(self, birth: Birth) -> Claim | None:
-        if birth.phase != "forward" or birth.sink != "gradient" or birth.op not in self._NORMS or birth.discard is not None:
+        if birth.phase != "clipping":
             return None
-        if not birth.settings.get("after_backward"):
-            return None
-        message = f"the gradient norm overflowed in {birth.op} although the gradients were finite; scaling by it made them bad; {elements(birth)}"
-        return Claim(0.9, message)
+        before, after = birth.settings.get("bad_before"), birth.settings.get("bad_after")
+        return Claim(0.3, f"clip_grad_norm_ spread the bad value: {before} bad gradients after backward, {after} after clipping")

@@ -34,19 +34,20 @@ class ScaleAndShiftDeterminant(Cause):
     bad = """
 import torch
 
-p = torch.full((8,), 0.7, requires_grad=True)
+p = torch.full((8,), 0.5, requires_grad=True)
 t = torch.linspace(1.0, 2.0, 8)
+valid = torch.ones(8)
 
 def loss():
-    a00, a01, a11 = (p * p).sum(), p.sum(), torch.ones(8).sum()
+    a00, a01, a11 = (valid * p * p).sum(), (valid * p).sum(), valid.sum()
     det = a00 * a11 - a01 * a01
-    scale = (a11 * (p * t).sum() - a01 * t.sum()) / (det * 0.0 + (det - det))
+    scale = (a11 * (valid * p * t).sum() - a01 * (valid * t).sum()) / det
     return (scale * p - t).abs().mean()
 """
     good = """
 import torch
 
-p = torch.full((8,), 0.7, requires_grad=True)
+p = torch.full((8,), 0.5, requires_grad=True)
 t = torch.linspace(1.0, 2.0, 8)
 
 def loss():

@@ -2,7 +2,7 @@
 
 The plan is a generator. It yields a :class:`Request` for each replay that it wants (traced, with operands kept, with
 an edit applied) and receives the :class:`Replay` that came of it, so that the life of a failure reads from top to
-bottom in :meth:`Autopsy.plan`. Between the two, the user's own loop runs.
+bottom in :meth:`Examiner.plan`. Between the two, the user's own loop runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nanopsy.rewind import Live, Loops, Replaying, Rewind, Round, Stopped
 from nanopsy.trace import Recording, Ref, Trace, interesting
 from nanopsy.refetch import refetched
 from nanopsy.verify import Patch, patches_for, remedies
-from nanopsy.watch import Watch, bad_elements, gradients, optimizer_parameters
+from nanopsy.watching import Watch, bad_elements, gradients, optimizer_parameters
 
 MOST_AUTOPSIES = 5
 """Incidents that are opened in one run; later ones are only counted."""
@@ -62,6 +62,8 @@ class Fault:
     backward_done: bool
     round_number: int = 0
     detail: str = ""
+    bad_gradients: int = 0
+    """How many gradients were bad when the watch noticed."""
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ def raw(tensor: torch.Tensor) -> bytes:
     return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
 
 
-class Autopsy:
+class Examiner:
     """Listens to the watch and the loops of one run; opens incidents and concludes them."""
 
     def __init__(self, loops: Loops, registry: Registry, policy: Policy) -> None:
@@ -301,6 +303,7 @@ class Autopsy:
             sites[0] if sites else None,
             backward_done,
             detail=detail,
+            bad_gradients=sum(1 for p in parameters if p.grad is not None and bad_elements(p.grad)),
         )
         if self._opened > MOST_AUTOPSIES:
             self._count_only()
@@ -652,4 +655,4 @@ def _sequences(root: torch.Tensor) -> Iterator[int]:
         stack.extend(child for child, _ in node.next_functions)
 
 
-__all__ = ["Autopsy", "Fault", "Policy", "Replay", "Request", "gradients", "math"]
+__all__ = ["Examiner", "Fault", "Policy", "Replay", "Request", "gradients", "math"]
