@@ -7,7 +7,6 @@ when none does, the finding says *unknown* and exactly what is known.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -243,16 +242,17 @@ def unknown(evidence: Evidence) -> Finding:
 
 def transient(fault: Fault, detail: str, *, agree: bool) -> list[Finding]:
     """NAN901: what is known of a step that did not come back."""
-    cause = load()["NAN901"]
+    return _plain("NAN901", "transient", fault, {"detail": detail, "agree": agree, "what": str(fault.what)})
+
+
+def compiled_only(fault: Fault, detail: str) -> list[Finding]:
+    """NAN902: bad when compiled, finite in eager mode."""
+    return _plain("NAN902", "compiled", fault, {"detail": detail})
+
+
+def _plain(code: str, phase: str, fault: Fault, settings: dict[str, object]) -> list[Finding]:
+    cause = load()[code]
     place = locate(fault.place) if fault.place is not None else None
-    birth = Birth("?", "transient", math.nan, "float32", place, settings={"detail": detail, "agree": agree, "what": str(fault.what)})
+    birth = Birth("?", phase, math.nan, "float32", place, settings=settings)
     claim = cause.claim(birth)
     return [cause.finding(birth, claim)] if claim is not None else []
-
-
-def parts(values: Sequence[float]) -> str:
-    """A short list of numbers for a sentence."""
-    return ", ".join(f"{value:.4g}" for value in values)
-
-
-__all__ = ["FORMATS", "Evidence", "What", "births", "diagnose", "parts", "transient", "unknown"]

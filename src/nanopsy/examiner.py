@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from nanopsy._torch import Optimizer, node_sequence
-from nanopsy.diagnose import Evidence, diagnose
+from nanopsy.diagnose import Evidence, compiled_only, diagnose, transient
 from nanopsy.findings import Diagnosis, Finding, Incident, Outcome, What
 from nanopsy.registry import Registry, Site, user_frames
 from nanopsy.rewind import Live, Loops, Replaying, Rewind, Round, Stopped
@@ -72,7 +72,6 @@ class Request:
 
     trace: Trace | None = None
     patch: Patch | None = None
-    eager: bool = False
 
 
 @dataclass(slots=True)
@@ -369,8 +368,8 @@ class Examiner:
             optimizer.state.update({key: {k: _copy(v) for k, v in entry.items()} for key, entry in state.items()})
         self.loops.replaying = Replaying(self.live, self.rounds, self._body_ended)
         self._mute()
-        if "torch._dynamo" in sys.modules:
-            torch.compiler.set_stance("force_eager" if request.eager or request.trace is not None else "default")
+        if self.registry.compiled:
+            torch.compiler.set_stance("default" if request.trace is None else "force_eager")
         if request.patch is not None:
             request.patch.apply()
             self.loops.replaying.body = request.patch.body
@@ -458,37 +457,34 @@ class Examiner:
 
     def plan(self, fault: Fault) -> Generator[Request, Replay, Incident]:
         """The life of a failure after the incident: survey, keep, diagnose, verify."""
-        weights = {key for key in self._names}
+        weights, started = set(self._names), self._replays
         first = yield Request(trace=Trace(weights))
-        replays, matches = 1, int(first.same_as(fault))
+        tries = [first]
         survey = first
-        if not matches:
+        if not first.same_as(fault) and not (first.bad and self.registry.compiled):
             plain = yield Request()
             again = yield Request(trace=Trace(weights))
-            replays += 2
-            matches = int(plain.same_as(fault)) + int(again.same_as(fault))
-            survey = again if again.bad else first
-            if not survey.bad:
-                return self._not_reproduced(fault, [first, plain, again], matches)
-            if not again.same_as(fault) and not first.same_as(fault) and not self._compiled():
-                return self._not_reproduced(fault, [first, plain, again], matches)
-        outcome = Outcome.REPRODUCED if matches == replays else Outcome.FLAKY if matches else Outcome.REPRODUCED
+            tries += [plain, again]
+            survey = again if again.same_as(fault) else first
+            if self.registry.compiled and plain.same_as(fault) and not again.bad:
+                return self._only_compiled(fault, tries)
+            if not survey.same_as(fault):
+                return self._not_reproduced(fault, tries)
+        matches = sum(replay.same_as(fault) for replay in tries)
+        outcome = Outcome.REPRODUCED if matches == len(tries) or self.registry.compiled else Outcome.FLAKY
         assert survey.recording is not None
         wanted = interesting(survey.recording, [*survey.sinks, *survey.gradient_sinks])
         kept = yield Request(trace=Trace(weights, wanted))
-        replays += 1
         if not kept.bad or kept.recording is None:
-            return self._not_reproduced(fault, [survey, kept], matches)
+            return self._not_reproduced(fault, [*tries, kept])
         evidence = Evidence.gather(self, fault, kept)
         findings = diagnose(evidence)
         findings = refetched(evidence, findings)
         verified: list[Finding] = []
         for finding in findings[:2]:
-            before = self._replays
             verified.append((yield from self._cure(finding, evidence)))
-            replays += self._replays - before
-        incident = Incident(fault.step, fault.what, outcome, [*verified, *findings[2:]], replays=replays)
-        incident.detail = f"rewound {replays}x; the loss came out bit for bit as before" if matches else "replayed eagerly; bits not comparable"
+        incident = Incident(fault.step, fault.what, outcome, [*verified, *findings[2:]], replays=self._replays - started)
+        incident.detail = self._compared(fault, matches, len(tries))
         incident.weights = self._weights_text(fault, kept)
         return incident
 
@@ -536,8 +532,18 @@ class Examiner:
                 return patch.extended(edits)
         return patch
 
-    def _compiled(self) -> bool:
-        return "torch._dynamo" in sys.modules
+    def _compared(self, fault: Fault, matches: int, tries: int) -> str:
+        if not matches:
+            return "the script is compiled, the replay ran eagerly: bad again, but the bits of the losses are not comparable"
+        what = "the loss came out bit for bit as before" if fault.losses else "the same values were bad again"
+        return f"rewound, {what}" if matches == tries else f"rewound {tries} times, {matches} times bad again; {what}"
+
+    def _only_compiled(self, fault: Fault, tries: list[Replay]) -> Incident:
+        again = ", ".join(f"{value:g}" for value in tries[-1].loss_values) or "no loss"
+        detail = f"compiled, the step was bad again, bit for bit; in eager mode its loss is {again}"
+        incident = Incident(fault.step, fault.what, Outcome.REPRODUCED, compiled_only(fault, detail), detail=detail, replays=len(tries))
+        incident.weights = self._weights_text(fault, tries[-1])
+        return incident
 
     def _weights_text(self, fault: Fault, kept: Replay) -> str:
         if fault.bad_parameters:
@@ -547,9 +553,8 @@ class Examiner:
             return "the weights are clean; the gradients were finite (zero), so this step would not have hurt them"
         return "the weights are clean: the step was stopped before the optimizer wrote"
 
-    def _not_reproduced(self, fault: Fault, replays: list[Replay], matches: int) -> Incident:
-        from nanopsy.diagnose import transient
-
+    def _not_reproduced(self, fault: Fault, replays: list[Replay]) -> Incident:
+        matches = sum(replay.same_as(fault) for replay in replays)
         values = ", ".join(f"{value:g}" for value in fault.loss_values) or "none"
         again = "; ".join(", ".join(f"{value:g}" for value in replay.loss_values) or "no loss" for replay in replays)
         outcome = Outcome.FLAKY if matches else Outcome.NOT_REPRODUCED
@@ -562,8 +567,6 @@ class Examiner:
 
     def _without_replay(self) -> Incident:
         assert self.fault is not None
-        from nanopsy.diagnose import transient
-
         detail = "no loop of the script's own code contains this step, so it could not be run again"
         incident = Incident(self.fault.step, self.fault.what, Outcome.NOT_REPRODUCED, detail=detail)
         incident.findings = transient(self.fault, detail, agree=False)
@@ -577,9 +580,11 @@ class Examiner:
 
     def _conclude(self, incident: Incident) -> None:
         """Record the incident, then stop the script or let the failing round through once more."""
-        if "torch._dynamo" in sys.modules:
+        if self.registry.compiled:
             torch.compiler.set_stance("default")
         self.seconds += time.monotonic() - self._began
+        if self.fault is not None:
+            incident.loss_bits = [part.hex() for part in self.fault.losses]
         incident.history = [{"step": f.step, "loss": f.loss, "gradient_norm": f.gradient_norm} for f in list(self.watch.ring)[-8:]]
         for known in self.diagnosis.incidents:
             if known.key == incident.key:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 FORMAT = 1
 """Version of the JSON written by ``nanopsy run --json``."""
@@ -121,6 +122,28 @@ class Finding:
             "verification": self.verification,
         }
 
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Finding:
+        """The finding that :meth:`to_dict` wrote."""
+
+        def place(value: Mapping[str, Any] | None) -> Location | None:
+            return Location(**value) if value else None
+
+        fix = entry.get("fix")
+        return cls(
+            entry["code"],
+            entry["slug"],
+            place(entry["location"]),
+            entry["message"],
+            also=tuple(Location(**value) for value in entry["also"]),
+            evidence=entry["evidence"],
+            path=tuple(entry["path"]),
+            story=tuple(entry.get("story", ())),
+            fix=Fix(fix["diff"], Safety(fix["safety"]), fix.get("note", "")) if fix else None,
+            verified=entry["verified"],
+            verification=entry.get("verification", ""),
+        )
+
 
 @dataclass(slots=True)
 class Incident:
@@ -135,6 +158,8 @@ class Incident:
     weights: str = ""
     replays: int = 0
     history: list[dict[str, float | int | None]] = field(default_factory=list)
+    loss_bits: list[str] = field(default_factory=list)
+    """The losses of the step, bit for bit, in hexadecimal."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -155,6 +180,7 @@ class Incident:
             "weights": self.weights,
             "replays": self.replays,
             "history": list(self.history),
+            "loss_bits": list(self.loss_bits),
             "findings": [finding.to_dict() for finding in self.findings],
         }
 

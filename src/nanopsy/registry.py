@@ -80,6 +80,8 @@ class Registry:
     initial: dict[int, InitialWeights] = field(default_factory=dict)
     loaded: list[Site] = field(default_factory=list)
     """Where ``load_state_dict`` was called."""
+    compiled: bool = False
+    """Whether the script called ``torch.compile``."""
     clipped: Site | None = None
     """Where ``clip_grad_norm_`` was last called."""
 
@@ -203,6 +205,14 @@ def install() -> None:
 
         return clip_grad_norm_
 
+    def compiler(original: Any) -> Any:
+        def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001
+            registry.compiled = True
+            return original(*args, **kwargs)
+
+        return compile
+
+    replace(torch, "compile", compiler)
     replace(torch.nn.utils, "clip_grad_norm_", clip)
     replace(torch.nn.Module, "__init__", module_init)
     replace(torch.nn.Module, "register_buffer", register_buffer)
