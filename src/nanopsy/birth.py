@@ -169,7 +169,7 @@ class BirthReader:
             if not op.node.startswith(NORMALISING) or not op.kept_inputs or not op.kept_outputs:
                 continue
             before, after = op.kept_inputs[0], op.kept_outputs[0]
-            if not before.is_floating_point() or before.numel() == 0 or after.numel() == 0:
+            if not (before.is_floating_point() and after.is_floating_point()) or before.numel() == 0 or after.numel() == 0:
                 continue
             arrived, left = float(before.abs().max()), float(after.abs().max())
             if not (math.isfinite(arrived) and math.isfinite(left)) or arrived == 0 or left == 0:

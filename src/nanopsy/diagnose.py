@@ -213,7 +213,7 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     if len(ranked) > 1:
         best = ranked[0].score
         ranked = [finding for finding in ranked if finding.score >= best - 0.35 and finding.code != "NAN999"] or ranked[:1]
-    ranked = ranked or [unknown(evidence)]
+    ranked = ranked or unplaced(evidence.fault)
     spread = _clipping(evidence)
     return [*ranked, spread] if spread is not None else ranked
 
@@ -230,16 +230,6 @@ def _clipping(evidence: Evidence) -> Finding | None:
     return cause.finding(birth, claim) if claim is not None else None
 
 
-def unknown(evidence: Evidence) -> Finding:
-    """Nothing is claimed: where the bad value was first seen, and no more."""
-    cause = load()["NAN999"]
-    place = locate(evidence.fault.place) if evidence.fault.place is not None else None
-    birth = Birth("?", "unknown", math.nan, "float32", place, history=evidence.history)
-    claim = cause.claim(birth)
-    assert claim is not None
-    return cause.finding(birth, claim)
-
-
 def transient(fault: Fault, detail: str, *, agree: bool) -> list[Finding]:
     """NAN901: what is known of a step that did not come back."""
     return _plain("NAN901", "transient", fault, {"detail": detail, "agree": agree, "what": str(fault.what)})
@@ -248,6 +238,11 @@ def transient(fault: Fault, detail: str, *, agree: bool) -> list[Finding]:
 def compiled_only(fault: Fault, detail: str) -> list[Finding]:
     """NAN902: bad when compiled, finite in eager mode."""
     return _plain("NAN902", "compiled", fault, {"detail": detail})
+
+
+def unplaced(fault: Fault) -> list[Finding]:
+    """NAN999 at the place where the watch noticed: nothing more is known."""
+    return _plain("NAN999", "unknown", fault, {})
 
 
 def _plain(code: str, phase: str, fault: Fault, settings: dict[str, object]) -> list[Finding]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from nanopsy._torch import Optimizer, node_sequence
-from nanopsy.diagnose import Evidence, compiled_only, diagnose, transient
+from nanopsy.diagnose import Evidence, compiled_only, diagnose, transient, unplaced
 from nanopsy.findings import Diagnosis, Finding, Incident, Outcome, What
 from nanopsy.registry import Registry, Site, user_frames
 from nanopsy.rewind import Live, Loops, Replaying, Rewind, Round, Stopped
@@ -477,9 +477,15 @@ class Examiner:
         kept = yield Request(trace=Trace(weights, wanted))
         if not kept.bad or kept.recording is None:
             return self._not_reproduced(fault, [*tries, kept])
-        evidence = Evidence.gather(self, fault, kept)
-        findings = diagnose(evidence)
-        findings = refetched(evidence, findings)
+        try:
+            evidence = Evidence.gather(self, fault, kept)
+            findings = refetched(evidence, diagnose(evidence))
+        except Exception as error:
+            if os.environ.get("NANOPSY_DEBUG"):
+                raise
+            incident = Incident(fault.step, fault.what, outcome, unplaced(fault), replays=self._replays - started)
+            incident.detail = f"{self._compared(fault, matches, len(tries))}; the diagnosis itself failed ({type(error).__name__}: {error}): please report this"
+            return incident
         verified: list[Finding] = []
         for finding in findings[:2]:
             verified.append((yield from self._cure(finding, evidence)))

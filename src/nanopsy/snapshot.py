@@ -175,21 +175,58 @@ def _is_user_class(kind: type) -> bool:
     return isinstance(file, str) and is_user_file(file) and kind.__dictoffset__ != 0
 
 
+def _generator_state(value: Any) -> Any:
+    """The state of a random generator object (Python's, NumPy's, torch's), or None for anything else."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        if isinstance(value, numpy.random.Generator):
+            return value.bit_generator.state
+        if isinstance(value, numpy.random.RandomState):
+            return value.get_state()
+    return None
+
+
+def _restore_generator(value: Any, state: Any) -> None:
+    if isinstance(value, random.Random):
+        value.setstate(state)
+    elif hasattr(value, "bit_generator"):
+        value.bit_generator.state = state
+    else:
+        value.set_state(state)
+
+
+@lru_cache(maxsize=1024)
+def _may_be_generator(kind: type) -> bool:
+    return issubclass(kind, (random.Random, torch.Generator)) or kind.__name__ in ("Generator", "RandomState")
+
+
 @dataclass(slots=True)
 class FrameState:
-    """The loop's local names, the plain attributes of the user's own objects among them, and the lists' lengths."""
+    """The loop's local names, and what hangs on them: plain attributes of the user's own objects, lengths of lists, random generators."""
 
     names: dict[str, Any]
     attributes: list[tuple[Any, dict[str, Any]]]
     lengths: list[tuple[list[Any], int]]
+    generators: list[tuple[Any, Any]]
 
     @classmethod
     def of(cls, frame: FrameType) -> FrameState:
         names = dict(frame.f_locals)
-        attributes, lengths = [], []
-        for value in names.values():
+        attributes, lengths, generators = [], [], []
+        found: list[Any] = list(names.values())
+        if frame.f_globals is not frame.f_locals:
+            found += [value for value in frame.f_globals.values() if _may_be_generator(type(value))]
+        for value in found:
             if type(value) is list:
                 lengths.append((value, len(value)))
+            elif _may_be_generator(type(value)):
+                state = _generator_state(value)
+                if state is not None:
+                    generators.append((value, state))
             elif _is_user_class(type(value)):
                 kept = {}
                 for key, entry in value.__dict__.items():
@@ -197,8 +234,12 @@ class FrameState:
                         kept[key] = entry
                     elif type(entry) is list:
                         lengths.append((entry, len(entry)))
+                    elif _may_be_generator(type(entry)):
+                        state = _generator_state(entry)
+                        if state is not None:
+                            generators.append((entry, state))
                 attributes.append((value, kept))
-        return cls(names, attributes, lengths)
+        return cls(names, attributes, lengths, generators)
 
     def restore(self, frame: FrameType) -> None:
         """Give the names their old values; names made since stay."""
@@ -215,3 +256,5 @@ class FrameState:
         for entries, length in self.lengths:
             if len(entries) > length:
                 del entries[length:]
+        for generator, state in self.generators:
+            _restore_generator(generator, state)

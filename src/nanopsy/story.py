@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -314,9 +314,10 @@ class Story:
                 kind = step.kind
                 if kind is OriginKind.CONSTANT and self._mixed(ref, op):
                     kind = OriginKind.DATA
+                what = step.what or base_name(op)
                 if kind is OriginKind.NETWORK and not op.from_weights:
-                    kind = OriginKind.DATA
-                return Origin(kind, value, step.location or location, step.what or base_name(op), step.name, tuple(steps), step.cancellation,
+                    kind, what = OriginKind.DATA, f"the data, through {what}"
+                return Origin(kind, value, step.location or location, what, step.name, tuple(steps), step.cancellation,
                               step.lost, made_at, step.of_squares or squares)  # fmt: skip
             ref, index = step
         return Origin(OriginKind.UNKNOWN, value, steps=tuple(steps))
@@ -379,7 +380,7 @@ class Story:
     def _reason(self, node: Node, want: str) -> Origin | tuple[Ref, Index]:
         op, index, value = node.op, node.index, node.value
         name = base_name(op)
-        unknown = Origin(OriginKind.NETWORK if op.from_weights else OriginKind.UNKNOWN, what=name)
+        unknown = Origin(OriginKind.NETWORK, what=name)
         if name in RANDOM:
             return Origin(OriginKind.RANDOM)
         if name == "lift_fresh" and op.outputs[0].numel > 16:
@@ -388,6 +389,8 @@ class Story:
             return Origin(OriginKind.CONSTANT)
         if name in LINEAR:
             return Origin(OriginKind.NETWORK)
+        if name in ("sigmoid", "_softmax", "_safe_softmax") and value == 1:
+            return Origin(OriginKind.SIGMOID if name == "sigmoid" else OriginKind.SOFTMAX, what=f"{name} saturated at 1")
         if want == "zero" and name in ("sigmoid", "_softmax", "_safe_softmax", "exp", "exp2", "softplus", "sign", "sgn"):
             kinds = {"sigmoid": OriginKind.SIGMOID, "exp": OriginKind.EXP, "exp2": OriginKind.EXP, "softplus": OriginKind.EXP,
                      "sign": OriginKind.SIGN, "sgn": OriginKind.SIGN}  # fmt: skip
@@ -403,6 +406,8 @@ class Story:
                 return Origin(OriginKind.ROUNDING, lost=least, what=f"{least:g} rounds to 0 in {dtype_name(op.outputs[0].dtype)}")
             kind = OriginKind.RELU if name in ("relu", "threshold", "leaky_relu", "elu", "gelu", "silu") else OriginKind.CLAMP
             return Origin(kind)
+        if want == "zero" and self._counts(op):
+            return Origin(OriginKind.COUNT, what=f"a count made by {name}")
         if name in REDUCTIONS:
             return self._reduction(node, want)
         if name in COPYING:
@@ -424,6 +429,16 @@ class Story:
                 if where is not None and before == value:
                     return op.inputs[number], where
         return unknown
+
+    def _counts(self, op: TracedOp) -> bool:
+        """Whether an operator adds up ones: a histogram, a scattered sum of ones."""
+        name = base_name(op)
+        if name in ("bincount", "histc", "count_nonzero", "unique_consecutive"):
+            return True
+        if name not in ("scatter_add", "index_add", "scatter_reduce", "index_put", "_unsafe_index_put", "segment_reduce"):
+            return False
+        source = self.kept_input(op, len(op.inputs) - 1)
+        return source is not None and not op.from_weights and source.numel() > 0 and bool((source == 1).all())
 
     def _filled(self, op: TracedOp, index: Index) -> bool:
         mask, where = self._at(op, index, 1)
@@ -533,6 +548,11 @@ class Story:
                     return op.inputs[1], where_right
                 if left == 0 and right == 0 and where_left is not None:
                     return op.inputs[0], where_left
+            if want == "zero" and value == 0 and (where_left is None) != (where_right is None):
+                number, index = (0, where_left) if where_left is not None else (1, where_right)
+                saturated = self.origin(op.inputs[number], index, "any")
+                if saturated.passed(OriginKind.SIGMOID, OriginKind.SOFTMAX) and saturated.value == 1:
+                    return replace(saturated, value=0.0, location=saturated.location)
             if largest > 0 and left * right < 0 and abs(value) <= largest * min(format_.eps * 1024, 0.05):
                 return Origin(OriginKind.CANCELLATION, cancellation=self.cancellation(node, left, right))
             pick = where_left if abs(left) >= abs(right) or math.isnan(right) else where_right

@@ -38,7 +38,10 @@ def _same(left: CodeType, right: CodeType) -> bool:
     def constants(code: CodeType) -> list[Any]:
         return [value for value in code.co_consts if not isinstance(value, CodeType)]
 
-    return left.co_code == right.co_code and constants(left) == constants(right) and left.co_names == right.co_names
+    inner = [value for value in left.co_consts if isinstance(value, CodeType)]
+    others = [value for value in right.co_consts if isinstance(value, CodeType)]
+    same = left.co_code == right.co_code and constants(left) == constants(right) and left.co_names == right.co_names
+    return same and len(inner) == len(others) and all(_same(a, b) for a, b in zip(inner, others, strict=True))
 
 
 @dataclass(slots=True)
@@ -116,16 +119,20 @@ class Patch:
                     self._replace(source, edits, text, name, after[name])
 
     def _edited(self, source: Source, edits: list[Edit]) -> list[str]:
-        """Qualified names of the innermost functions that the edits lie in."""
+        """Qualified names of the functions that the edits lie in, outer ones too."""
         names = []
         for edit in edits:
-            inside: list[str] = []
+            inside, functions = "", []
             for node in ast.walk(source.tree):
                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                     start, end = source.span(node.body[0])[0], source.span(node)[1]
-                    if start <= edit.start <= end:
-                        inside.append(node.name if isinstance(node, ast.ClassDef) else f"{node.name}.<locals>")
-            names.append(".".join(inside).removesuffix(".<locals>") or "<module>")
+                    if not start <= edit.start <= end:
+                        continue
+                    inside = f"{inside}.{node.name}" if inside else node.name
+                    if not isinstance(node, ast.ClassDef):
+                        functions.append(inside)
+                        inside += ".<locals>"
+            names += functions or ["<module>"]
         return list(dict.fromkeys(names))
 
     def _replace(self, source: Source, edits: list[Edit], text: str, name: str, code: CodeType) -> None:
@@ -146,7 +153,7 @@ class Patch:
                 self._swapped.append((thing, thing.__code__))
                 thing.__code__ = code
                 found = True
-        if not found:
+        if not found and not self._swapped:
             self.problem = f"no function {name} is alive to be edited"
 
     def _in_loop(self, source: Source, edits: list[Edit]) -> bool:
@@ -173,7 +180,7 @@ class Patch:
         if cured.error is not None:
             text = f"not verified: with the edit the step raises {type(cured.error).__name__}: {cured.error}"
             return replace(finding, fix=fix, verified=False, verification=text)
-        if not cured.reached or not cured.loss_values or not cured.backward_ran:
+        if not cured.loss_values or not cured.backward_ran:
             return replace(finding, fix=fix, verified=None, verification="not verified: the step did not come to its end")
         loss = cured.loss_values[-1]
         if not math.isfinite(loss):

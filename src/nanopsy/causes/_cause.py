@@ -146,8 +146,8 @@ def came_from(origin: Origin) -> str:
         exact = f"; in float64 the difference is {lost.exact:.6g}" if lost.exact is not None else ""
         return f"{lost.left:.9g} - {lost.right:.9g} cancelled to {lost.result:.3g}{exact}{place}"
     sentences = {
-        OriginKind.SIGMOID: "a sigmoid underflowed to 0",
-        OriginKind.SOFTMAX: "a softmax underflowed to 0",
+        OriginKind.SIGMOID: what if "saturated" in what else "a sigmoid underflowed to 0",
+        OriginKind.SOFTMAX: what if "saturated" in what else "a softmax underflowed to 0",
         OriginKind.RELU: f"{what} cut a negative value to 0",
         OriginKind.EXP: f"{what} of a large magnitude",
         OriginKind.CLAMP: f"{what} put it at its bound",

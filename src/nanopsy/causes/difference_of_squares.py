@@ -10,7 +10,7 @@ from nanopsy.ranges import Birth
 
 
 class DifferenceOfSquares(Cause):
-    """Difference of close numbers under a root, log or in a divisor.
+    """Difference of squares under a root, log or in a divisor.
 
     ## What it does
     Finds a subtraction of two nearly equal numbers (a**2 - b**2, 1 - cos(x)**2, a discriminant) whose rounding decided the sign or
@@ -49,7 +49,7 @@ def loss():
 
     def claim(self, birth: Birth) -> Claim | None:
         found = cancelled(birth)
-        if found is None or found[1].one_pass or found[1].determinant and birth.op in ("div", "reciprocal"):
+        if found is None or found[1].one_pass or not (found[1].squares or found[1].determinant) or found[1].determinant and birth.op in ("div", "reciprocal"):
             return None
         operand, lost = found
         if operand.value == 0 and birth.op not in ("log", "log2", "log10", "rsqrt") or not operand.value < 0 and birth.op in ("div", "reciprocal"):

@@ -63,7 +63,8 @@ def loss():
         if birth.op not in LOGS or argument.value != 0 or argument.origin.kind is not OriginKind.SIGMOID:
             return None
         place = f" at {argument.origin.location}" if argument.origin.location else ""
-        message = f"log of exactly 0: the sigmoid{place} underflowed to 0 for a large negative logit; {elements(birth)}"
+        how = "is exactly 1, so 1 - sigmoid is 0" if "saturated" in argument.origin.what else "underflowed to 0 for a large negative logit"
+        message = f"log of exactly 0: the sigmoid{place} {how}; {elements(birth)}"
         also = (argument.origin.location,) if argument.origin.location else ()
         return Claim(strength(birth, 0.97), message, also=also)
 
@@ -81,5 +82,13 @@ def loss():
                 new = f"torch.nn.functional.logsigmoid({source.code(logit)})"
                 yield [_edits.replace_node(source, node, new, "exact for every logit", Safety.SAFE)]
                 return
+        if _edits.called(node) == "log" and isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.Sub):
+            one, inner = argument.left, argument.right
+            if isinstance(one, ast.Constant) and one.value == 1 and isinstance(inner, ast.Call) and _edits.called(inner) == "sigmoid":
+                logit = _edits.subject(inner)
+                if logit is not None:
+                    new = f"torch.nn.functional.logsigmoid(-({source.code(logit)}))"
+                    yield [_edits.replace_node(source, node, new, "exact for every logit", Safety.SAFE)]
+                    return
         bound = _edits.floor_for(birth.dtype)
         yield [_edits.method(source, argument, f"clamp(min={bound})", "better still: logsigmoid of the logit + log(max_depth), at the head")]

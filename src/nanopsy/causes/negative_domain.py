@@ -13,7 +13,7 @@ class NegativeDomain(Cause):
     """Logarithm, root or fractional power of a negative number.
 
     ## What it does
-    Finds `log`, `sqrt`, `rsqrt` or `x ** p` (p not whole) of a negative value that is really negative, not a difference that cancelled.
+    Finds `log`, `sqrt`, `rsqrt` or `x ** p` (p not whole) of a negative value: an unconstrained output, or `1 - cosine` that rounding made negative.
 
     ## Why is this bad?
     The result is NaN. An unconstrained network output is negative for half of all weights: nothing keeps it positive but luck.
@@ -55,7 +55,8 @@ def loss():
             exponent = birth.settings.get("exponent", birth.operand(1).value)
             if not isinstance(exponent, (int, float)) or float(exponent).is_integer():
                 return None
-        if argument.origin.kind is OriginKind.CANCELLATION:
+        lost = argument.origin.cancellation
+        if lost is not None and (lost.one_pass or lost.squares or lost.determinant):
             return None
         if birth.op in LOGS and argument.origin.kind is OriginKind.DATA and not argument.from_weights:
             return None

@@ -57,6 +57,10 @@ def loss():
         if birth.backward and birth.sink == "gradient":
             return self._in_backward(birth)
         source = birth.nan_from
+        marks = [operand for operand in birth.operands if operand.scalar and math.isinf(operand.value)]
+        if birth.op == "mul" and marks and any(operand.value == 0 for operand in birth.operands if not operand.scalar):
+            message = f"a mask with zeros is multiplied by {marks[0].value}: 0 * inf = nan where nothing should be masked; {elements(birth)}"
+            return Claim(0.97, message)
         if birth.op != "mul" or source is None or not math.isnan(birth.value) or source.op not in SINGULAR:
             return None
         zeros = [operand for operand in birth.operands if operand.value == 0 and operand.binary and not operand.from_weights]
