@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ from nanopsy._torch import storage_key
 from nanopsy.findings import Location
 from nanopsy.ranges import FORMATS, Birth, Discard, Growth, History, Operand, Origin, OriginKind, is_bad
 from nanopsy.registry import locate
-from nanopsy.story import CONSTANTS, COPYING, Ancestry, Index, Node, Story, base_name, dtype_name
+from nanopsy.sources import assigned, constant_at, load
+from nanopsy.story import CONSTANTS, COPYING, LINEAR, Ancestry, Index, Node, Story, base_name, dtype_name
 from nanopsy.trace import Ref, TracedOp
 
 DROPPING = (
@@ -22,7 +24,7 @@ DROPPING = (
 )  # fmt: skip
 """Backward nodes that pass a zero to elements whose value was dropped."""
 
-NORMALISING = ("NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "Rsqrt", "FusedRmsNorm", "CudnnBatchNorm", "LinalgVectorNorm", "Std", "Var")
+NORMALISING = ("NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "Rsqrt", "FusedRmsNorm", "CudnnBatchNorm", "LinalgVectorNorm", "Std", "Var", "Div")
 ROWS = frozenset({"_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "logcumsumexp"})
 
 
@@ -42,13 +44,17 @@ class BirthReader:
         chain = ancestry.chain
         path = self._path(chain)
         if ancestry.leaf is not None:
-            if not self._intended(ancestry.leaf_value, ancestry) or ancestry.nan_birth is None:
-                births.append(self._leaf(ancestry, path))
+            leaf = self._leaf(ancestry, path)
+            if not self._intended(ancestry.leaf_value, ancestry) or ancestry.nan_birth is None or leaf.phase == "forward":
+                births.append(leaf)
         elif ancestry.constant is not None:
             if math.isnan(ancestry.constant.value) or ancestry.nan_birth is None:
                 births.append(self._constant(ancestry, path))
         elif chain:
-            births.append(self.at(chain[-1], path, chain))
+            first = self.at(chain[-1], path, chain)
+            mask = first.operand(0)
+            if not (ancestry.nan_birth is not None and first.op == "log" and mask.binary and not mask.from_weights):
+                births.append(first)
         if ancestry.nan_birth is not None:
             position = next(i for i, node in enumerate(chain) if node is ancestry.nan_birth)
             second = self.at(ancestry.nan_birth, self._path(chain[: position + 1]), chain[: position + 1])
@@ -89,8 +95,36 @@ class BirthReader:
         birth = self._weighted(self._module(self._row(birth, op, node.index), op))
         return replace(birth, discard=self.discarded(op, node.output)) if not op.backward else birth
 
+    def _grown(self, birth: Birth) -> Birth:
+        """Where linear operators enlarged the values most: sums over all rounds of a recurrence or depth of a stack."""
+        decades: dict[Location, float] = {}
+        weights: dict[Location, Location | None] = {}
+        for op in self.story.recording.ops:
+            if op.backward or base_name(op) not in LINEAR or not op.kept_inputs or not op.kept_outputs or not op.from_weights:
+                continue
+            place = self.story.location(op)
+            numbers = [float(t.abs().max()) for t in op.kept_inputs if t.is_floating_point() and t.numel()]
+            after = op.kept_outputs[0]
+            if place is None or not numbers or not after.numel() or not after.is_floating_point():
+                continue
+            finite = after[torch.isfinite(after)]
+            peak = float(finite.abs().max()) if finite.numel() else 0.0
+            if peak <= 0 or max(numbers) <= 0 or not math.isfinite(max(numbers)):
+                continue
+            decades[place] = decades.get(place, 0.0) + math.log10(peak / max(numbers))
+            for ref in op.inputs:
+                parameter = self.story.parameters.get(ref.storage)
+                if parameter is not None and parameter.dim() > 1:
+                    weights.setdefault(place, self.story.registry.initial_site(parameter, direct=True)[1])
+        if not decades:
+            return birth
+        worst = max(decades, key=lambda place: decades[place])
+        return replace(birth, growth_at=worst, growth_made_at=weights.get(worst), growth_decades=decades[worst])
+
     def _weighted(self, birth: Birth) -> Birth:
-        """For a diverging run: the largest constant that multiplies a loss term."""
+        """For a run that diverged or exploded at once: what enlarged the values, and the largest constant on a loss term."""
+        if birth.history.steps <= 2:
+            birth = self._grown(birth)
         if self.history.growth is not Growth.DIVERGING:
             return birth
         best: TracedOp | None = None
@@ -100,7 +134,11 @@ class BirthReader:
                 continue
             if abs(factor) >= 1e3 and (best is None or abs(factor) > abs(best.args[1])):
                 best = op
-        return birth if best is None else replace(birth, scale=float(best.args[1]), scale_at=self.story.location(best))
+        if best is None:
+            return birth
+        factor, place = float(best.args[1]), self.story.location(best)
+        files = [code.co_filename for code, _ in best.frames]
+        return replace(birth, scale=factor, scale_at=constant_at(factor, files) or place, uses=(*((place,) if place else ()), *birth.uses))
 
     def _row(self, birth: Birth, op: TracedOp, index: Index) -> Birth:
         """For softmax-like operators: whether the very row is -inf throughout."""
@@ -115,8 +153,13 @@ class BirthReader:
         module = self.module_objects.get(op.module)
         if module is None:
             return birth
-        return replace(birth, module=self.modules.get(op.module, ""), module_type=type(module).__name__,
-                       module_made_at=self.story.registry.module_site(module))  # fmt: skip
+        return replace(birth, module=self.modules.get(op.module, ""), module_type=type(module).__name__, module_made_at=self._layer_site(module))
+
+    def _layer_site(self, module: torch.nn.Module | None) -> Location | None:
+        """Where a library layer was constructed; the user's own modules have their own source lines."""
+        if module is None or not type(module).__module__.startswith("torch."):
+            return None
+        return self.story.registry.module_site(module)
 
     def _backward(self, node: Node, forward: TracedOp, path: tuple[str, ...]) -> Birth:
         op = node.op
@@ -145,7 +188,7 @@ class BirthReader:
             settings={**self.settings(forward), "backward_op": op.name, "backward_inputs": self._input_peaks(op),
                       "amplified_decades": decades},
             amplifier=base_name(layer) if layer is not None else "",
-            amplifier_at=(self.story.registry.module_site(module) or self.story.location(layer)) if layer is not None else None,
+            amplifier_at=(self._layer_site(module) or self.story.location(layer)) if layer is not None else None,
             incoming=incoming,
             incoming_origin=incoming_origin,
             forward_value=forward_value,
@@ -337,8 +380,13 @@ class BirthReader:
         story = self.story
         name = story.names.get(ref.storage) or story.batch.get(ref.storage) or story.variables.get(ref.storage) or "a tensor made before this step"
         is_weight = ref.storage in story.names or ref.requires_grad
+        made = story.made.get(ref.storage)
+        source = assigned(made.file, made.name, made.owner) if made is not None and ref.storage not in story.batch else None
+        early = self._made_early(ancestry, source, name, path)
+        if early is not None:
+            return early
         consumer = self._arithmetic(ancestry.chain)
-        origin = Origin(OriginKind.PARAMETER if is_weight else OriginKind.DATA, ancestry.leaf_value, what=f"{name}{list(ancestry.leaf_index)}", name=name)
+        origin = Origin(OriginKind.PARAMETER if is_weight else OriginKind.DATA, ancestry.leaf_value, source, f"{name}{list(ancestry.leaf_index)}", name)
         operand = Operand(name, ancestry.leaf_value, ref.numel, ref.shape, dtype_name(ref.dtype), from_weights=is_weight, origin=origin)
         if ancestry.chain and (ancestry.chain[-1].op.kept_inputs is not None):
             op = ancestry.chain[-1].op
@@ -348,7 +396,20 @@ class BirthReader:
                 operand = replace(operand, bad=int((~torch.isfinite(tensor)).sum()))
         return Birth("weights" if is_weight else "data", "weights" if is_weight else "data", ancestry.leaf_value, operand.dtype,
                      story.location(consumer.op) if consumer else None, ref.shape, operand.bad, ref.numel, (operand,), path=path,
-                     history=self.history)  # fmt: skip
+                     history=self.history, settings={"origin": "batch" if ref.storage in story.batch else "earlier"})  # fmt: skip
+
+    def _made_early(self, ancestry: Ancestry, source: Location | None, name: str, path: tuple[str, ...]) -> Birth | None:
+        """A tensor made once at set-up by an expression whose value tells the operand: ``torch.log(…)`` gave -inf, so it was 0."""
+        loaded = load(source.file) if source is not None else None
+        if loaded is None or source is None:
+            return None
+        for node in loaded.at(source):
+            called = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+            if called in ("log", "log2", "log10") and ancestry.leaf_value == -math.inf:
+                origin = Origin(OriginKind.CONSTANT, 0.0, source, f"computed once for {name}")
+                operand = Operand(name, 0.0, 1, origin=origin)
+                return Birth(called, "forward", ancestry.leaf_value, "float32", source, operands=(operand,), path=(called, *path), history=self.history)
+        return None
 
     def _constant(self, ancestry: Ancestry, path: tuple[str, ...]) -> Birth:
         node = ancestry.constant
@@ -363,7 +424,7 @@ class BirthReader:
         operand = Operand(name, node.value, op.outputs[node.output].numel, op.outputs[node.output].shape,
                           dtype_name(op.outputs[node.output].dtype), bad=bad, origin=origin)  # fmt: skip
         return Birth("data", "data", node.value, operand.dtype, (self.story.location(consumer.op) if consumer else None) or written, operand.shape,
-                     bad, operand.count, (operand,), path=path, history=self.history)  # fmt: skip
+                     bad, operand.count, (operand,), path=path, history=self.history, settings={"origin": "written"})  # fmt: skip
 
     def _arithmetic(self, chain: list[Node]) -> Node | None:
         """The first operator after the source that computes with the value rather than moving it."""

@@ -7,6 +7,7 @@ when none does, the finding says *unknown* and exactly what is known.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from nanopsy._torch import Optimizer, storage_key
 from nanopsy.birth import BirthReader, bad_index
 from nanopsy.causes import load
 from nanopsy.findings import Finding, What
+from nanopsy.instrument import is_user_file
 from nanopsy.ranges import FORMATS, Birth, Growth, History, Operand, OptimizerFacts, Origin, OriginKind
 from nanopsy.registry import locate
 from nanopsy.story import Story, dtype_name
@@ -23,6 +25,15 @@ from nanopsy.watching import optimizer_parameters, total_norm
 
 if TYPE_CHECKING:
     from nanopsy.examiner import Examiner, Fault, Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor that existed before the step: the variable (or attribute of a class) that holds it."""
+
+    file: str
+    name: str
+    owner: str = ""
 
 
 @dataclass(slots=True)
@@ -36,6 +47,7 @@ class Evidence:
     history: History
     optimizers: list[tuple[Optimizer, OptimizerFacts]]
     bad_weights: list[tuple[str, torch.Tensor]]
+    made: dict[int, Made] = field(default_factory=dict)
     births: dict[str, Birth] = field(default_factory=dict)
 
     @classmethod
@@ -54,19 +66,27 @@ class Evidence:
         if examiner.rounds:
             last = examiner.rounds[-1]
             _name_tensors(last.item, "batch", batch, 3)
-            for number, drawn in enumerate(last.draws):
-                _name_tensors(drawn, "batch" if len(last.draws) == 1 else f"next[{number}]", batch, 3)
+            draws = [item for number, item in examiner.loops.draws if number >= last.drawn]
+            for number, drawn in enumerate(draws):
+                _name_tensors(drawn, "batch" if len(draws) == 1 else f"next[{number}]", batch, 3)
         variables: dict[int, str] = {}
+        made: dict[int, Made] = {}
         for round_ in examiner.rounds[-1:]:
+            file = examiner.live.file if examiner.live is not None else ""
             for name, value in (round_.frame.names if round_.frame is not None else {}).items():
                 if not name.startswith("__"):
                     _name_tensors(value, name, variables, 1)
-        story = Story(replay.recording, registry, names, batch, variables, parameters)
+                    _held(value, name, file, variables, made)
+        for module in list(registry.modules):
+            for name, value in module._buffers.items():
+                if value is not None:
+                    _hold(made, storage_key(value), module, name)
+        story = Story(replay.recording, registry, names, batch, variables, parameters, made)
         modules = registry.module_names()
         objects = {id(module): module for module in list(registry.modules)}
         optimizers = [(optimizer, optimizer_facts(examiner, optimizer)) for optimizer in list(registry.optimizers)]
         bad = [(names.get(storage_key(p), "?"), p) for p in registry.parameters() if not bool(torch.isfinite(p.detach()).all())]
-        return cls(fault, replay, story, BirthReader(story, history, "loss" if replay.bad_loss else "gradient", modules, objects), history, optimizers, bad)
+        return cls(fault, replay, story, BirthReader(story, history, "loss" if replay.bad_loss else "gradient", modules, objects), history, optimizers, bad, made)
 
     def birth_of(self, finding: Finding) -> Birth | None:
         return self.births.get(_key(finding))
@@ -74,6 +94,24 @@ class Evidence:
 
 def _key(finding: Finding) -> str:
     return f"{finding.code} {finding.location}"
+
+
+def _hold(made: dict[int, Made], key: int, owner: object, name: str) -> None:
+    module = sys.modules.get(type(owner).__module__)
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str) and is_user_file(file):
+        made.setdefault(key, Made(file, name, type(owner).__name__))
+
+
+def _held(value: Any, name: str, file: str, variables: dict[int, str], made: dict[int, Made]) -> None:
+    """Note which variable, or which attribute of a user's object, holds a tensor."""
+    if isinstance(value, torch.Tensor):
+        made.setdefault(storage_key(value), Made(file, name))
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)):
+        for key, entry in list(vars(value).items())[:64]:
+            if isinstance(entry, torch.Tensor):
+                variables.setdefault(storage_key(entry), f"{name}.{key}")
+                _hold(made, storage_key(entry), value, key)
 
 
 def _name_tensors(value: Any, name: str, table: dict[int, str], depth: int) -> None:
@@ -98,6 +136,10 @@ def read_history(examiner: Examiner, replay: Replay) -> History:
     now = total_norm(finite)[0] if finite else math.nan
     weights.append((examiner.watch.steps, now))
     growth, factor, text = Growth.NONE, 1.0, ""
+    moved = examiner.closure_growth(trainable)
+    if moved is not None and moved >= 5:
+        return History(tuple(losses), tuple(norms), tuple(weights), examiner.watch.steps, Growth.DIVERGING,
+                       f"within one optimizer.step(closure) the weight norm grew {moved:.3g} times", moved)  # fmt: skip
     if examiner.watch.steps == 0:
         growth = Growth.FIRST_STEP
         text = "no optimizer step had been taken yet"

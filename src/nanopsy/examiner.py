@@ -99,8 +99,10 @@ class Replay:
         """Bad again, with the losses bit for bit as before."""
         if not self.bad:
             return False
+        if not fault.losses:
+            return True
         count = min(len(self.losses), len(fault.losses))
-        return count > 0 and self.losses[:count] == fault.losses[:count] or not fault.losses
+        return count > 0 and (self.losses[:count] == fault.losses[:count] or self.losses[-len(fault.losses) :] == fault.losses)
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -163,39 +165,52 @@ class Examiner:
             state = {key: {k: v.clone() if isinstance(v, torch.Tensor) else _copy(v) for k, v in entry.items()} for key, entry in optimizer.state.items()}
             self._closure = (optimizer, [parameter.detach().clone() for parameter in parameters], state)
 
-    def before_step(self, optimizer: Optimizer, frame: FrameType) -> None:
+    def before_step(self, optimizer: Optimizer, frame: FrameType, *, closure: bool = False) -> None:
         if self.mode == "watch":
             bad_loss, bad_gradient = self.watch.check(optimizer)
-            self.loops.trained(frame) if not self.watch.backwards else None
+            if not self.watch.backwards:
+                self.loops.trained(frame)
             if bad_loss or bad_gradient:
                 what = What.LOSS if bad_loss else What.GRADIENT
                 self._open(what, [root for group in self.watch.pending for root in group], optimizer, frame, backward_done=True)
-            else:
-                self.loops.steps += 1
-            return
-        if self.mode == "replay":
+        elif self.mode == "replay":
             self._note_gradients(optimizer_parameters(optimizer))
             self._replay.backward_ran = True
-            if self._replay.bad or self._is_last(optimizer):
+            if self._replay.bad or (self._is_last(optimizer) and not closure):
                 self._end(reached=True)
                 raise Rewind(self._target())
-            _clear(optimizer_parameters(optimizer))
-            return
-        if self.mode == "pass":
+            if not closure:
+                _clear(optimizer_parameters(optimizer))
+        elif self.mode == "pass":
             bad_loss, bad_gradient = self.watch.check(optimizer)
             if bad_loss or bad_gradient:
                 if self.policy.on_incident == "skip":
                     _clear(optimizer_parameters(optimizer))
-                self.loops.steps += 1
                 self._passed()
             elif not self._is_last(optimizer):
                 _clear(optimizer_parameters(optimizer))
             else:
                 self._passed()
 
+    def after_step(self, optimizer: Optimizer) -> None:
+        if self.mode == "watch":
+            self.loops.steps += 1
+            self._closure = None
+        elif self.mode == "replay" and self._closure is not None and self._closure[0] is optimizer:
+            self._end(reached=True)
+            raise Rewind(self._target())
+
     def scale_collapsed(self, optimizer: Optimizer, text: str, frame: FrameType) -> None:
         if self.mode == "watch" and self._opened < MOST_AUTOPSIES:
             self._open(What.SCALE, [], optimizer, frame, backward_done=True, detail=text)
+
+    def closure_growth(self, weights: Sequence[torch.Tensor]) -> float | None:
+        """How much the weights have grown since ``optimizer.step(closure)`` began; None without a closure."""
+        if self._closure is None or not weights:
+            return None
+        before = float(torch.linalg.vector_norm(torch.stack([value.float().norm() for value in self._closure[1]])))
+        now = float(torch.linalg.vector_norm(torch.stack([weight.float().norm() for weight in weights])))
+        return now / before if before > 0 else None
 
     def _is_last(self, optimizer: Optimizer) -> bool:
         """Whether this is the optimizer step at which the incident was noticed (or all rounds have come again)."""
@@ -308,7 +323,6 @@ class Examiner:
             self._count_only()
             if self.policy.on_incident == "skip" and optimizer is not None:
                 _clear(optimizer_parameters(optimizer))
-            self.loops.steps += 1
             return
         live = self._choose_loop(frame, roots)
         if live is None:
@@ -316,7 +330,6 @@ class Examiner:
             self._conclude(incident)
             if self.policy.on_incident == "skip" and optimizer is not None:
                 _clear(optimizer_parameters(optimizer))
-            self.loops.steps += 1
             return
         self.live, self.rounds = live, live.rounds()
         self.fault.round_number = self.rounds[-1].number

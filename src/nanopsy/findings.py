@@ -185,6 +185,14 @@ class Incident:
         }
 
 
+def made_earlier(incident: Incident) -> bool:
+    """Whether the bad value was computed before the round that was rewound, and did not come with the batch."""
+    if not incident.findings:
+        return False
+    first = incident.findings[0]
+    return first.code == "NAN701" and first.evidence.get("came") == "earlier"
+
+
 def plain(value: object) -> object:
     """A value as strict JSON holds it: non-finite numbers as text, tuples as lists."""
     if isinstance(value, float):

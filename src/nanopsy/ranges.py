@@ -228,6 +228,11 @@ class Birth:
     amplifier: str = ""
     """The normalisation whose backward enlarged the gradient most."""
     amplifier_at: Location | None = None
+    growth_at: Location | None = None
+    """Where linear operators enlarged the values most, over all their rounds."""
+    growth_made_at: Location | None = None
+    """Where the weights used there were initialised by a direct call."""
+    growth_decades: float = 0.0
     sink: str = "loss"
     """What the bad value reached: ``loss`` or ``gradient`` (of a step whose loss was finite)."""
 

@@ -93,9 +93,10 @@ class Registry:
         site = self.optimizers.get(optimizer)
         return locate(site) if site else None
 
-    def initial_site(self, tensor: torch.Tensor) -> tuple[str, Location | None]:
+    def initial_site(self, tensor: torch.Tensor, *, direct: bool = False) -> tuple[str, Location | None]:
+        """The ``torch.nn.init`` call that filled a weight; ``direct``: only if the user wrote it, not a layer's constructor."""
         made = self.initial.get(storage_key(tensor))
-        return (made.function, locate(made.site)) if made else ("", None)
+        return (made.function, locate(made.site)) if made and (made.direct or not direct) else ("", None)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """The parameters of every optimizer made, each once."""

@@ -21,7 +21,7 @@ import torch
 from nanopsy._torch import Optimizer
 from nanopsy.diagnose import Evidence, diagnose
 from nanopsy.examiner import Examiner, Fault, Policy, Replay, raw
-from nanopsy.findings import Diagnosis, Finding, Incident, Outcome, What
+from nanopsy.findings import Diagnosis, Finding, Incident, Outcome, What, made_earlier
 from nanopsy.registry import Registry, user_frames
 from nanopsy.rewind import Loops, Stopped
 from nanopsy.trace import Trace
@@ -58,9 +58,9 @@ class Armed(Examiner):
     def after_backward(self, roots: Sequence[torch.Tensor], frame: FrameType) -> None:
         return
 
-    def before_step(self, optimizer: Optimizer, frame: FrameType) -> None:
-        super().before_step(optimizer, frame)
-        if self.trace is not None and self.watch.steps > self.step:
+    def before_step(self, optimizer: Optimizer, frame: FrameType, *, closure: bool = False) -> None:
+        super().before_step(optimizer, frame, closure=closure)
+        if self.trace is not None and self.watch.steps >= self.step and not closure:
             self.trace.stop()
             self.trace = None
         elif self.trace is None and self.watch.steps + 1 == self.step:
@@ -97,12 +97,14 @@ class Armed(Examiner):
 
 def rerun(diagnosis: Diagnosis, module: str | None, command: list[str], options: RunOptions, seconds: float) -> None:
     """Run the script again, traced at the first incident's step, and take over what that shows."""
-    incident = next((it for it in diagnosis.incidents if it.outcome is not Outcome.REPRODUCED), diagnosis.incidents[0])
+    wanting = (it for it in diagnosis.incidents if it.outcome is not Outcome.REPRODUCED or made_earlier(it))
+    incident = next(wanting, diagnosis.incidents[0])
     cost = f"{incident.step + 1} steps, about {max(seconds, 1):.0f} s"
     if options.rerun == "auto" and seconds > AUTO_SECONDS:
         diagnosis.notes.append(f"running the script again from the start, traced at step {incident.step}, may tell more ({cost}): --rerun always")
         return
-    print(f"nanopsy: the step could not be rewound; running the script again from the start, traced at step {incident.step} ({cost}; "
+    why = "the bad value was made before the step" if made_earlier(incident) else "the step could not be rewound"
+    print(f"nanopsy: {why}; running the script again from the start, traced at step {incident.step} ({cost}; "
           f"its output is not shown; --rerun never avoids this)", file=sys.stderr, flush=True)  # fmt: skip
     report = _child(module, command, incident.step)
     again: list[dict[str, Any]] = report.get("incidents", []) if report else []
@@ -112,7 +114,9 @@ def rerun(diagnosis: Diagnosis, module: str | None, command: list[str], options:
     if again[0].get("loss_bits") != incident.loss_bits:
         incident.detail += "; run again from the start, the step was bad with another loss (is the script seeded?)"
         return
-    incident.findings = [Finding.from_dict(entry) for entry in again[0]["findings"]] or incident.findings
+    found = [Finding.from_dict(entry) for entry in again[0]["findings"]]
+    if found and not (made_earlier(incident) and found[0].code in ("NAN701", "NAN999")):
+        incident.findings = found
     incident.outcome = Outcome.REPRODUCED
     incident.detail += "; run again from the start, the loss came out bit for bit as before"
 

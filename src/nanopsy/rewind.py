@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
@@ -24,6 +25,7 @@ _SLOW = 0.002
 """Seconds a round must last before an undecided loop is worth a snapshot."""
 _IDLE_ROUNDS = 64
 _MOST_ROUNDS = 64
+_MOST_DRAWS = 64
 
 
 class Rewind(BaseException):
@@ -67,7 +69,8 @@ class Round:
     frame: FrameState | None
     sequence: int
     steps: int
-    draws: list[Any] = field(default_factory=list)
+    drawn: int = 0
+    """How many ``next(…)`` had been drawn when the round began."""
     backwards: int = 0
     number: int = 0
 
@@ -75,11 +78,12 @@ class Round:
 class Live:
     """One run of one loop: an iterator that can yield its last items again."""
 
-    __slots__ = ("code_name", "frame_id", "iterator", "line", "loops", "passed", "place", "round", "site", "window")
+    __slots__ = ("code_name", "file", "frame_id", "iterator", "line", "loops", "passed", "place", "round", "site", "window")
 
     def __init__(self, loops: Loops, site: int, frame: FrameType, place: Place, iterator: Iterator[Any] | None) -> None:
         self.loops, self.site, self.place, self.iterator = loops, site, place, iterator
         self.frame_id = id(frame)
+        self.file = frame.f_code.co_filename
         self.code_name, self.line = frame.f_code.co_qualname, frame.f_lineno
         self.round: Round | None = None
         self.window: list[Round] = []
@@ -128,9 +132,10 @@ class Live:
         if place.trains or place.rounds <= 3 or lasted > _SLOW:
             snapshot = self.loops.state.take(buffers=not self.window)
             kept = FrameState.of(frame)
-        self.round = Round(item, snapshot, kept, sequence_number(), self.loops.steps, number=self.passed)
-        if snapshot is not None:
-            self.loops.draws = self.round.draws
+        if place.trains and not self.window:
+            self.loops.draws.clear()
+        drawn = self.loops.drawn
+        self.round = Round(item, snapshot, kept, sequence_number(), self.loops.steps, drawn, number=self.passed)
 
     def rounds(self) -> list[Round]:
         """The rounds since the last optimizer step, oldest first; empty if one cannot be run again."""
@@ -165,7 +170,7 @@ class Replaying:
             loops.state.restore(again.snapshot, buffers=replaying.position == 0)
             if replaying.position == 0 and again.frame is not None:
                 again.frame.restore(frame)
-            loops.queue = list(again.draws)
+            loops.queue = [item for number, item in loops.draws if number >= again.drawn]
             replaying.position += 1
             if replaying.body is None:
                 return again
@@ -200,7 +205,10 @@ class Loops:
         self.places: dict[tuple[int, int], Place] = {}
         self.frames: dict[int, list[Live]] = {}
         self.steps = 0
-        self.draws: list[Any] | None = None
+        self.draws: deque[tuple[int, Any]] = deque(maxlen=_MOST_DRAWS)
+        """The items that ``next(…)`` gave since the training round began, numbered."""
+        self.drawn = 0
+        self._drawing = 0
         self.queue: list[Any] = []
         self.replaying: Replaying | None = None
         self.controller: Controller | None = None
@@ -291,11 +299,16 @@ class Loops:
         """``next(iterator)``: given again, in order, when its round is run again."""
         if not self.active or threading.get_ident() != self.thread:
             return next(iterator, *default)
-        if self.replaying is not None and self.queue:
+        if self.replaying is not None and self.queue and not self._drawing:
             return self.queue.pop(0)
-        item = next(iterator, *default)
-        if self.draws is not None and self.replaying is None and len(self.draws) < 256:
-            self.draws.append(item)
+        self._drawing += 1
+        try:
+            item = next(iterator, *default)
+        finally:
+            self._drawing -= 1
+        if self.replaying is None and not self._drawing:
+            self.draws.append((self.drawn, item))
+            self.drawn += 1
         return item
 
     # -- called by the watch and the controller --------------------------------------------------

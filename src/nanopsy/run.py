@@ -24,7 +24,7 @@ from typing import Any
 from nanopsy import registry
 from nanopsy.examiner import Examiner, Policy
 from nanopsy.errors import EXIT_FINDINGS, EXIT_USAGE, NanopsyError
-from nanopsy.findings import Diagnosis, Outcome
+from nanopsy.findings import Diagnosis, Outcome, made_earlier
 from nanopsy.instrument import NAME, UserFinder, UserLoader, compile_user
 from nanopsy.refetch import FETCHES
 from nanopsy.report.text import render
@@ -179,7 +179,7 @@ def run(module: str | None, command: list[str], options: RunOptions) -> int:
 def _wants_rerun(diagnosis: Diagnosis, options: RunOptions) -> bool:
     if options.rerun == "never" or not diagnosis.incidents:
         return False
-    return options.rerun == "always" or any(incident.outcome is not Outcome.REPRODUCED for incident in diagnosis.incidents)
+    return options.rerun == "always" or any(incident.outcome is not Outcome.REPRODUCED or made_earlier(incident) for incident in diagnosis.incidents)
 
 
 def _execute(code: CodeType, main: ModuleType) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import linecache
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -139,3 +140,58 @@ def excerpt(location: Location) -> tuple[str, str]:
     indent = len(line) - len(line.lstrip())
     under = " " * (location.column - 1 - indent) + "^" * width
     return line.strip(), under[: max(len(line) - indent, 1)]
+
+
+def constant_at(value: float, files: Sequence[str]) -> Location | None:
+    """The one place in ``files`` (and the user modules beside them) that writes this number; None if there are several."""
+    places: list[Location] = []
+    seen = dict.fromkeys(files)
+    for file in list(seen):
+        for name in _imported(file):
+            beside = Path(file).with_name(f"{name}.py")
+            if beside.is_file():
+                seen.setdefault(str(beside))
+    for file in seen:
+        source = load(file)
+        if source is not None:
+            places += [source.location(node) for node in ast.walk(source.tree) if isinstance(node, ast.Constant) and _equal(node.value, value)]
+    return places[0] if len(places) == 1 else None
+
+
+def _equal(left: object, right: float) -> bool:
+    return isinstance(left, (int, float)) and not isinstance(left, bool) and float(left) == right
+
+
+def _imported(file: str) -> Iterator[str]:
+    source = load(file)
+    for node in ast.walk(source.tree) if source is not None else ():
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[-1]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[-1] for alias in node.names)
+
+
+def assigned(file: str, name: str, owner: str = "") -> Location | None:
+    """Where ``name`` (or ``self.name`` of the class ``owner``) gets its value: the location of the last assigned expression."""
+    source = load(file)
+    if source is None:
+        return None
+    tree: ast.AST = source.tree
+    if owner:
+        tree = next((node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner), ast.Module([], []))
+    found: Location | None = None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and any(_names(target, name, attribute=bool(owner)) for target in node.targets):
+            found = source.location(node.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "register_buffer" and len(node.args) > 1:
+            if isinstance(node.args[0], ast.Constant) and node.args[0].value == name:
+                found = source.location(node.args[1])
+    return found
+
+
+def _names(target: ast.expr, name: str, *, attribute: bool) -> bool:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return any(_names(entry, name, attribute=attribute) for entry in target.elts)
+    if attribute:
+        return isinstance(target, ast.Attribute) and target.attr == name
+    return isinstance(target, ast.Name) and target.id == name

@@ -114,6 +114,8 @@ class Story:
     """Storage key -> where in the batch the tensor lies."""
     variables: Mapping[int, str] = field(default_factory=dict)
     parameters: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    made: Mapping[int, Any] = field(default_factory=dict)
+    """Storage key -> the variable or attribute that holds a tensor made before the step."""
 
     # -- values ----------------------------------------------------------------------------------
 
@@ -602,6 +604,8 @@ class Story:
         maker, name = made[0], base_name(made[0])
         if name in MEANS:
             inner = self.recording.producer(maker.inputs[0]) if maker.inputs and maker.inputs[0].numel else None
+            while inner is not None and base_name(inner[0]) in COPYING and inner[0].inputs and inner[0].inputs[0].numel:
+                inner = self.recording.producer(inner[0].inputs[0])
             if inner is not None and (self.is_square(inner[0]) or self._same_factors(inner[0])):
                 return "mean of squares"
             return "mean"

@@ -47,7 +47,8 @@ class Listener(Protocol):
     def before_backward(self, roots: Sequence[torch.Tensor], frame: FrameType) -> None: ...
     def after_backward(self, roots: Sequence[torch.Tensor], frame: FrameType) -> None: ...
     def closure_begins(self, optimizer: Optimizer, frame: FrameType) -> None: ...
-    def before_step(self, optimizer: Optimizer, frame: FrameType) -> None: ...
+    def before_step(self, optimizer: Optimizer, frame: FrameType, *, closure: bool = False) -> None: ...
+    def after_step(self, optimizer: Optimizer) -> None: ...
     def scale_collapsed(self, optimizer: Optimizer, text: str, frame: FrameType) -> None: ...
 
 
@@ -192,6 +193,7 @@ class Watch:
             self.scaler_skips += 1
             self.scaler_skips_in_a_row += 1
             self.pending.clear()
+            self.listener.after_step(optimizer)
             current = scaler.get_scale()
             if self.scaler_skips_in_a_row >= SKIPS_IN_A_ROW or current < SCALE_FLOOR:
                 text = f"GradScaler skipped {self.scaler_skips_in_a_row} steps in a row, its scale is down to {current:g}"
@@ -215,7 +217,7 @@ class Watch:
         @wraps(closure)
         def watched() -> Any:
             result = closure()
-            self.listener.before_step(optimizer, frame)
+            self.listener.before_step(optimizer, frame, closure=True)
             self.pending.clear()
             return result
 
@@ -228,6 +230,7 @@ class Watch:
             return
         self.pending.clear()
         self.steps_of[id(optimizer)] = self.steps_of.get(id(optimizer), 0) + 1
+        self.listener.after_step(optimizer)
         if not self.recording:
             return
         self.steps += 1

@@ -53,7 +53,7 @@ def loss():
 """
 
     def claim(self, birth: Birth) -> Claim | None:
-        if birth.op not in PRODUCTS or not birth.forward or birth.dtype == "float16" or not math.isinf(birth.value):
+        if birth.op not in PRODUCTS or not birth.forward or birth.dtype == "float16":
             return None
         tensors = [operand for operand in birth.operands if not operand.scalar]
         if len(tensors) == 1 and birth.op in ("pow", "square", "cumprod", "prod"):

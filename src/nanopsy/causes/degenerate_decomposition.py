@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nanopsy.causes._cause import Cause, Claim, elements, strength
+from nanopsy.causes._cause import Cause, Claim, elements
 from nanopsy.ranges import Birth
 
 
@@ -50,4 +50,4 @@ def loss():
         if not birth.backward or not birth.node.startswith(self._NODES):
             return None
         message = f"the gradient of {birth.op} of a degenerate matrix (repeated or zero singular/eigenvalues) divides by zero; {elements(birth)}"
-        return Claim(strength(birth, 0.95), message)
+        return Claim(0.97, message)

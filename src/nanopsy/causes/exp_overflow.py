@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
-from nanopsy.causes._cause import Cause, Claim, came_from, elements, strength
+from nanopsy.causes._cause import Cause, Claim, came_from, elements
 from nanopsy.findings import Edit, Finding
 from nanopsy.ranges import Birth
 
@@ -58,7 +58,7 @@ def loss():
         if birth.dtype == "float16" and abs(argument.value) < 88:
             return None
         message = f"{birth.op}({argument.value:.6g}) exceeds {birth.dtype} (largest exponent {limit:.1f}); {came_from(argument.origin)}; {elements(birth)}"
-        return Claim(strength(birth, 0.93), message)
+        return Claim(0.94, message)
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
         found = _edits.expression(finding.location)

@@ -65,11 +65,11 @@ for step in range(3):
             return None
         if birth.history.steps and birth.history.growth is Growth.DIVERGING and birth.optimizer is not None and birth.optimizer.lr >= 1:
             return None
-        weights = [operand.origin.made_at for operand in birth.operands if operand.origin.made_at is not None]
-        place = birth.settings.get("weights_made_at")
-        location = weights[0] if weights else None
-        message = f"{birth.op} overflowed after {birth.history.steps} optimizer steps: the initial weights make the values explode; {elements(birth)}"
-        also = [birth.location] if birth.location else []
-        if location is None and place is None:
-            location = birth.location
-        return Claim(0.88, message, location=location, also=tuple(also))
+        where = f" (most of it at {birth.growth_at})" if birth.growth_at else ""
+        message = (
+            f"{birth.op} overflowed after {birth.history.steps} optimizer steps: with the initial weights the values grow by 1e{birth.growth_decades:.0f}"
+            f"{where}; {elements(birth)}"
+        )
+        location = birth.growth_made_at or birth.growth_at or birth.location
+        also = tuple(place for place in (birth.growth_at, birth.location) if place is not None)
+        return Claim(0.88, message, location=location, also=also)

@@ -13,6 +13,7 @@ GROWS = (
     "add", "sub", "mul", "sum", "mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "pow", "square", "mean", "dot", "matmul", "native_batch_norm",
     "mse_loss", "cumsum", "mkldnn_rnn_layer", "addmv", "mv", "linalg_vector_norm", "div", "native_layer_norm", "_log_softmax", "_thnn_fused_gru_cell",
     "exp", "var", "einsum", "smooth_l1_loss", "avg_pool2d", "grid_sampler_2d", "_cdist_forward", "tanh",
+    "nll_loss_forward", "nll_loss2d_forward", "softplus", "abs", "l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
 )  # fmt: skip
 
 

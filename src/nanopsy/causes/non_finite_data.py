@@ -55,4 +55,5 @@ def loss():
             f"{operand.origin.name or operand.name} holds {operand.bad:,} bad of {operand.count:,} values (first: {operand.origin.what or operand.name} = "
             f"{operand.value}{written}); this line is the first to compute with them"
         )
-        return Claim(0.95, message, evidence={"field": operand.name})
+        also = (operand.origin.location,) if operand.origin.location else ()
+        return Claim(0.95, message, also=also, evidence={"field": operand.name, "came": birth.settings.get("origin", "")})

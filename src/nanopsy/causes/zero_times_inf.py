@@ -66,7 +66,7 @@ def loss():
         zeros = [operand for operand in birth.operands if operand.value == 0 and operand.binary and not operand.from_weights]
         if not zeros:
             return None
-        if source.operand(0).origin.kind is OriginKind.CONSTANT:
+        if source.operand(0).origin.kind is OriginKind.CONSTANT or (source.op == "pow" and source.operand(0).value != 0):
             return None
         saturated = source.operand(0).origin.passed(OriginKind.SIGMOID, OriginKind.SOFTMAX)
         message = f"{source.op} gave {source.value} at an invalid element, and the 0/1 mask multiplied it: 0 * inf = nan; {elements(birth)}"
