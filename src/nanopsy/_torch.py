@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 __all__ = [
     "LoaderIterator",
@@ -72,7 +72,7 @@ class _WeakStorage:
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._ref = storage._weak_ref()
 
-    def __del__(self, _free: Callable[[Any], None] = torch.UntypedStorage._free_weak_ref) -> None:  # type: ignore[attr-defined]
+    def __del__(self, _free: Callable[[Any], None] = torch.UntypedStorage._free_weak_ref) -> None:
         _free(self._ref)
 
 

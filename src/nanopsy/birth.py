@@ -24,7 +24,18 @@ DROPPING = (
 )  # fmt: skip
 """Backward nodes that pass a zero to elements whose value was dropped."""
 
-NORMALISING = ("NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "Rsqrt", "FusedRmsNorm", "CudnnBatchNorm", "LinalgVectorNorm", "Std", "Var", "Div")
+NORMALISING = (
+    "NativeBatchNorm",
+    "NativeLayerNorm",
+    "NativeGroupNorm",
+    "Rsqrt",
+    "FusedRmsNorm",
+    "CudnnBatchNorm",
+    "LinalgVectorNorm",
+    "Std",
+    "Var",
+    "Div",
+)
 ROWS = frozenset({"_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "logcumsumexp"})
 
 
@@ -185,8 +196,7 @@ class BirthReader:
             total=op.outputs[node.output].numel,
             operands=self.operands(forward, index, 0) if index is not None else self.operands(forward, (), 0),
             node=op.node,
-            settings={**self.settings(forward), "backward_op": op.name, "backward_inputs": self._input_peaks(op),
-                      "amplified_decades": decades},
+            settings={**self.settings(forward), "backward_op": op.name, "backward_inputs": self._input_peaks(op), "amplified_decades": decades},
             amplifier=base_name(layer) if layer is not None else "",
             amplifier_at=(self._layer_site(module) or self.story.location(layer)) if layer is not None else None,
             incoming=incoming,
@@ -444,7 +454,7 @@ class BirthReader:
                 continue
             if not names or names[-1] != name:
                 names.append(name)
-        return tuple(names[:12] + (["…"] + names[-3:] if len(names) > 15 else names[12:]))
+        return tuple(names[:12] + (["…", *names[-3:]] if len(names) > 15 else names[12:]))
 
     def uses(self, op: TracedOp) -> tuple[Location, ...]:
         """The user's frames outside the innermost one: who called."""

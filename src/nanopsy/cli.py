@@ -86,8 +86,8 @@ def _explain(options: argparse.Namespace) -> int:
     from nanopsy.causes import find, load
 
     if options.all:
-        for cause in load().values():
-            print(f"{cause.code}  {cause.slug:<28}  {cause.title()}")
+        for each in load().values():
+            print(f"{each.code}  {each.slug:<28}  {each.title()}")
         return 0
     if not options.name:
         raise NanopsyError("no cause was named", do="nanopsy explain NAN301, or nanopsy explain --all")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,9 @@ import torch
 from nanopsy._torch import Optimizer, storage_key
 from nanopsy.birth import BirthReader, bad_index
 from nanopsy.causes import load
-from nanopsy.findings import Finding, What
+from nanopsy.findings import Finding
 from nanopsy.instrument import is_user_file
-from nanopsy.ranges import FORMATS, Birth, Growth, History, Operand, OptimizerFacts, Origin, OriginKind
+from nanopsy.ranges import Birth, Growth, History, Operand, OptimizerFacts, Origin, OriginKind
 from nanopsy.registry import locate
 from nanopsy.story import Story, dtype_name
 from nanopsy.watching import optimizer_parameters, total_norm
@@ -46,7 +47,7 @@ class Evidence:
     reader: BirthReader
     history: History
     optimizers: list[tuple[Optimizer, OptimizerFacts]]
-    bad_weights: list[tuple[str, torch.Tensor]]
+    bad_weights: Sequence[tuple[str, torch.Tensor]]
     made: dict[int, Made] = field(default_factory=dict)
     births: dict[str, Birth] = field(default_factory=dict)
 
@@ -66,7 +67,7 @@ class Evidence:
         if examiner.rounds:
             last = examiner.rounds[-1]
             _name_tensors(last.item, "batch", batch, 3)
-            draws = [item for number, item in examiner.loops.draws if number >= last.drawn]
+            draws = [draw.item for draw in examiner.loops.draws if draw.number >= last.drawn]
             for number, drawn in enumerate(draws):
                 _name_tensors(drawn, "batch" if len(draws) == 1 else f"next[{number}]", batch, 3)
         variables: dict[int, str] = {}
@@ -86,7 +87,16 @@ class Evidence:
         objects = {id(module): module for module in list(registry.modules)}
         optimizers = [(optimizer, optimizer_facts(examiner, optimizer)) for optimizer in list(registry.optimizers)]
         bad = [(names.get(storage_key(p), "?"), p) for p in registry.parameters() if not bool(torch.isfinite(p.detach()).all())]
-        return cls(fault, replay, story, BirthReader(story, history, "loss" if replay.bad_loss else "gradient", modules, objects), history, optimizers, bad, made)
+        return cls(
+            fault,
+            replay,
+            story,
+            BirthReader(story, history, "loss" if replay.bad_loss else "gradient", modules, objects),
+            history,
+            optimizers,
+            bad,
+            made,
+        )
 
     def birth_of(self, finding: Finding) -> Birth | None:
         return self.births.get(_key(finding))
@@ -185,7 +195,8 @@ def births(evidence: Evidence) -> list[Birth]:
     """Every birth that explains what was bad, most fundamental first."""
     if evidence.bad_weights:
         return [_weights_birth(evidence)]
-    replay, found = evidence.replay, []
+    replay = evidence.replay
+    found: list[Birth] = []
     if replay.bad_loss:
         pairs = list(zip(replay.sinks, replay.sink_tensors, strict=False))
     else:

@@ -11,7 +11,6 @@ import contextlib
 import io
 import math
 import os
-import sys
 import time
 import traceback as traceback_module
 from collections.abc import Generator, Iterator, Sequence
@@ -24,10 +23,10 @@ import torch
 from nanopsy._torch import Optimizer, node_sequence
 from nanopsy.diagnose import Evidence, compiled_only, diagnose, transient, unplaced
 from nanopsy.findings import Diagnosis, Finding, Incident, Outcome, What
+from nanopsy.refetch import refetched
 from nanopsy.registry import Registry, Site, user_frames
 from nanopsy.rewind import Live, Loops, Replaying, Rewind, Round, Stopped
 from nanopsy.trace import Recording, Ref, Trace, interesting
-from nanopsy.refetch import refetched
 from nanopsy.verify import Patch, patches_for, remedies
 from nanopsy.watching import Watch, bad_elements, gradients, optimizer_parameters
 
@@ -294,9 +293,7 @@ class Examiner:
 
     # -- opening an incident ---------------------------------------------------------------------
 
-    def _open(
-        self, what: What, roots: list[torch.Tensor], optimizer: Optimizer | None, frame: FrameType, *, backward_done: bool, detail: str = ""
-    ) -> None:
+    def _open(self, what: What, roots: list[torch.Tensor], optimizer: Optimizer | None, frame: FrameType, *, backward_done: bool, detail: str = "") -> None:
         """An incident: start the autopsy by going round the loop again, or conclude without one."""
         self._began = time.monotonic()
         self._opened += 1
@@ -336,7 +333,6 @@ class Examiner:
         first = self.rounds[0]
         self._stepped = {key: count for key, count in self.watch.steps_of.items() if first.steps != self.loops.steps}
         self._buffers = self.loops.state.buffers_now()
-        self._rng_at_incident = self.loops.state.take(buffers=False)
         self._plan = self.plan(self.fault)
         self._launch(next(self._plan))
         raise Rewind(live)
@@ -353,7 +349,7 @@ class Examiner:
                 if rounds[0].sequence <= lowest:
                     return live
         for live in candidates:
-            if live.round is not None and (live.round.backwards or self.fault is not None and not self.fault.backward_done):
+            if live.round is not None and (live.round.backwards or (self.fault is not None and not self.fault.backward_done)):
                 return live
         return candidates[0]
 
@@ -460,7 +456,7 @@ class Examiner:
         for frame in frames:
             for value in list(frame.f_locals.values()):
                 for tensor in _tensors(value, depth=2):
-                    if tensor.numel() != 1 or tensor.grad_fn is None or tensor.device.type != "cpu" and not exact:
+                    if tensor.numel() != 1 or tensor.grad_fn is None or (tensor.device.type != "cpu" and not exact):
                         continue
                     if bad_elements(tensor) and not any(tensor is known for known in found):
                         found.append(tensor)

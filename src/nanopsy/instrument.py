@@ -189,7 +189,8 @@ def rewrite(tree: ast.Module) -> ast.Module:
     """Instrument a module's syntax tree in place and return it."""
     rewriter = _Rewriter()
     rewriter.shadowed = _defines_next(tree)
-    return ast.fix_missing_locations(rewriter.visit(tree))
+    rewritten: ast.Module = rewriter.visit(tree)
+    return ast.fix_missing_locations(rewritten)
 
 
 def compile_user(source: str | bytes, filename: str) -> CodeType:
@@ -213,9 +214,7 @@ class UserLoader(importlib.machinery.SourceFileLoader):
 class UserFinder(importlib.abc.MetaPathFinder):
     """Lets the other finders find, then swaps the loader of the user's own source files."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             if finder is self or find is None:

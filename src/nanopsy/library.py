@@ -12,9 +12,9 @@ import torch
 
 from nanopsy import registry
 from nanopsy._torch import storage_key
-from nanopsy.examiner import Examiner, Fault, Policy, Replay
 from nanopsy.diagnose import Evidence, diagnose
 from nanopsy.errors import NanopsyError
+from nanopsy.examiner import Examiner, Fault, Policy, Replay
 from nanopsy.findings import Diagnosis, Incident, Outcome, What
 from nanopsy.rewind import Loops
 from nanopsy.snapshot import State

@@ -66,9 +66,7 @@ class Armed(Examiner):
         elif self.trace is None and self.watch.steps + 1 == self.step:
             self._arm()
 
-    def _open(
-        self, what: What, roots: list[torch.Tensor], optimizer: Optimizer | None, frame: FrameType, *, backward_done: bool, detail: str = ""
-    ) -> None:
+    def _open(self, what: What, roots: list[torch.Tensor], optimizer: Optimizer | None, frame: FrameType, *, backward_done: bool, detail: str = "") -> None:
         losses = [self.watch.unscaled(root) for root in roots]
         sites = user_frames(frame, most=1)
         values = [float(loss.detach().float().sum()) for loss in losses if loss.numel() == 1]

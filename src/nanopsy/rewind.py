@@ -13,13 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
 from nanopsy._torch import sequence_number
 from nanopsy.instrument import ALL_LOOPS, NO_LOOP
-from nanopsy.snapshot import FrameState, Snapshot, State
+from nanopsy.snapshot import FrameState, RandomStates, Snapshot, State
 
 _SLOW = 0.002
 """Seconds a round must last before an undecided loop is worth a snapshot."""
@@ -73,6 +73,15 @@ class Round:
     """How many ``next(…)`` had been drawn when the round began."""
     backwards: int = 0
     number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One ``next(…)``: its item, and the random states after it (drawing may have used them)."""
+
+    number: int
+    item: Any
+    random: RandomStates
 
 
 class Live:
@@ -170,7 +179,7 @@ class Replaying:
             loops.state.restore(again.snapshot, buffers=replaying.position == 0)
             if replaying.position == 0 and again.frame is not None:
                 again.frame.restore(frame)
-            loops.queue = [item for number, item in loops.draws if number >= again.drawn]
+            loops.queue = [draw for draw in loops.draws if draw.number >= again.drawn]
             replaying.position += 1
             if replaying.body is None:
                 return again
@@ -205,11 +214,11 @@ class Loops:
         self.places: dict[tuple[int, int], Place] = {}
         self.frames: dict[int, list[Live]] = {}
         self.steps = 0
-        self.draws: deque[tuple[int, Any]] = deque(maxlen=_MOST_DRAWS)
-        """The items that ``next(…)`` gave since the training round began, numbered."""
+        self.draws: deque[Draw] = deque(maxlen=_MOST_DRAWS)
+        """What ``next(…)`` gave since the training round began."""
         self.drawn = 0
         self._drawing = 0
-        self.queue: list[Any] = []
+        self.queue: list[Draw] = []
         self.replaying: Replaying | None = None
         self.controller: Controller | None = None
         self._codes: list[object] = []
@@ -300,14 +309,16 @@ class Loops:
         if not self.active or threading.get_ident() != self.thread:
             return next(iterator, *default)
         if self.replaying is not None and self.queue and not self._drawing:
-            return self.queue.pop(0)
+            again = self.queue.pop(0)
+            again.random.restore()
+            return again.item
         self._drawing += 1
         try:
             item = next(iterator, *default)
         finally:
             self._drawing -= 1
         if self.replaying is None and not self._drawing:
-            self.draws.append((self.drawn, item))
+            self.draws.append(Draw(self.drawn, item, RandomStates.now()))
             self.drawn += 1
         return item
 

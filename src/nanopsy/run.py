@@ -22,8 +22,8 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from nanopsy import registry
-from nanopsy.examiner import Examiner, Policy
 from nanopsy.errors import EXIT_FINDINGS, EXIT_USAGE, NanopsyError
+from nanopsy.examiner import Examiner, Policy
 from nanopsy.findings import Diagnosis, Outcome, made_earlier
 from nanopsy.instrument import NAME, UserFinder, UserLoader, compile_user
 from nanopsy.refetch import FETCHES
@@ -81,7 +81,9 @@ def _script(command: list[str]) -> tuple[CodeType, str, list[str], str]:
     try:
         source = Path(path).read_bytes()
     except OSError as error:
-        raise NanopsyError(f"cannot read the script {path}: {error.strerror}", where=os.getcwd(), do="check the path; options of nanopsy go before it") from None
+        raise NanopsyError(
+            f"cannot read the script {path}: {error.strerror}", where=os.getcwd(), do="check the path; options of nanopsy go before it"
+        ) from None
     return _compile(source, path), path, [argv0, *command[1:]], folder
 
 

@@ -12,7 +12,6 @@ import random
 import sys
 import weakref
 from dataclasses import dataclass, field
-from functools import lru_cache
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -24,17 +23,40 @@ from nanopsy.registry import Registry
 _SMALL = 1 << 20
 """Buffers up to this many bytes are copied each round (batch norm writes them without bumping their version); larger
 ones only once their version has been seen to change."""
+_USER_CLASSES: dict[type, bool] = {}
 _PLAIN = (int, float, str, bool, bytes, complex, tuple, type(None), torch.device, torch.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomStates:
+    """The global random states: torch CPU and CUDA, Python, NumPy."""
+
+    torch_cpu: torch.Tensor
+    torch_cuda: tuple[torch.Tensor, ...]
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> RandomStates:
+        numpy = sys.modules.get("numpy")
+        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
+        return cls(torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state() if numpy is not None else None)
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.torch_cpu)
+        if self.torch_cuda:
+            torch.cuda.set_rng_state_all(self.torch_cuda)
+        random.setstate(self.python)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and self.numpy is not None:
+            numpy.random.set_state(self.numpy)
 
 
 @dataclass(slots=True)
 class Snapshot:
     """Random states and small mutable state; buffers live in the :class:`State` that took it."""
 
-    torch_rng: torch.Tensor
-    cuda_rng: list[torch.Tensor]
-    python_rng: Any
-    numpy_rng: Any
+    random: RandomStates
     optimizers: list[tuple[Any, list[dict[str, Any]]]]
     schedulers: list[tuple[Any, dict[str, Any]]]
     scalers: list[tuple[Any, torch.Tensor | None, torch.Tensor | None]]
@@ -79,13 +101,8 @@ class State:
         """A snapshot of now; ``buffers`` False keeps the buffers of the last full one."""
         if buffers:
             self._take_buffers()
-        numpy = sys.modules.get("numpy")
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return Snapshot(
-            torch.get_rng_state(),
-            cuda,
-            random.getstate(),
-            numpy.random.get_state() if numpy is not None else None,
+            RandomStates.now(),
             [(opt, [_hyper(group) for group in opt.param_groups]) for opt in self.registry.optimizers if hasattr(opt, "param_groups")],
             [(it, {key: _shallow(value) for key, value in it.__dict__.items()}) for it in self.registry.schedulers],
             [(it, _clone(it._scale), _clone(it._growth_tracker)) for it in self.registry.scalers],
@@ -128,7 +145,7 @@ class State:
 
     def restore(self, snapshot: Snapshot, *, buffers: bool) -> None:
         """Put everything back; ``buffers`` False leaves the buffers alone."""
-        self.restore_rng(snapshot)
+        snapshot.random.restore()
         if buffers:
             with torch.no_grad():
                 for buffer in self._buffers:
@@ -147,16 +164,6 @@ class State:
             scaler._scale, scaler._growth_tracker = _clone(scale), _clone(tracker)
             scaler._per_optimizer_states.clear()
 
-    @staticmethod
-    def restore_rng(snapshot: Snapshot) -> None:
-        torch.set_rng_state(snapshot.torch_rng)
-        if snapshot.cuda_rng:
-            torch.cuda.set_rng_state_all(snapshot.cuda_rng)
-        random.setstate(snapshot.python_rng)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and snapshot.numpy_rng is not None:
-            numpy.random.set_state(snapshot.numpy_rng)
-
 
 def _hyper(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items() if key != "params"}
@@ -166,8 +173,14 @@ def _clone(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.clone()
 
 
-@lru_cache(maxsize=1024)
 def _is_user_class(kind: type) -> bool:
+    known = _USER_CLASSES.get(kind)
+    if known is None:
+        known = _USER_CLASSES[kind] = _made_by_user(kind)
+    return known
+
+
+def _made_by_user(kind: type) -> bool:
     if kind.__module__ in ("builtins", "torch", "numpy") or issubclass(kind, (type, ModuleType, FunctionType, MethodType)):
         return False
     module = sys.modules.get(kind.__module__)
@@ -199,7 +212,6 @@ def _restore_generator(value: Any, state: Any) -> None:
         value.set_state(state)
 
 
-@lru_cache(maxsize=1024)
 def _may_be_generator(kind: type) -> bool:
     return issubclass(kind, (random.Random, torch.Generator)) or kind.__name__ in ("Generator", "RandomState")
 

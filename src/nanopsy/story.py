@@ -71,6 +71,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _broadcasts(shape: Index, out: Index) -> bool:
+    """Whether a shape broadcasts to exactly ``out``."""
+    return len(shape) <= len(out) and all(size in (1, wide) for size, wide in zip(reversed(shape), reversed(out), strict=False))
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One element of one output of one operator."""
@@ -156,13 +161,10 @@ class Story:
     def elementwise(self, op: TracedOp, output: int = 0) -> bool:
         """Whether an operator works element by element (with broadcasting)."""
         name = base_name(op)
-        if name in COPYING and name not in ("clone", "_to_copy", "copy", "where") or name in LINEAR or name in REDUCTIONS or not op.outputs:
+        if (name in COPYING and name not in ("clone", "_to_copy", "copy", "where")) or name in LINEAR or name in REDUCTIONS or not op.outputs:
             return False
         out = op.outputs[output].shape
-        try:
-            return all(torch.broadcast_shapes(ref.shape, out) == torch.Size(out) for ref in op.inputs) and bool(op.inputs)
-        except RuntimeError:
-            return False
+        return all(_broadcasts(ref.shape, out) for ref in op.inputs) and bool(op.inputs)
 
     def slice_of(self, op: TracedOp, out_index: Index, tensor: torch.Tensor) -> tuple[torch.Tensor, list[int | None]]:
         """The part of a reduction's input that makes one output element, and the fixed coordinates."""
@@ -269,7 +271,8 @@ class Story:
                 if where is not None and base_name(op) == "where" and not self._selected(op, index, number):
                     where = None
             else:
-                part, fixed = tensor, [None] * tensor.dim()
+                part = tensor
+                fixed: list[int | None] = [None] * tensor.dim()
                 if base_name(op) in REDUCTIONS and number == 0:
                     part, fixed = self.slice_of(op, index, tensor)
                 mask = part.isnan() if want_nan and bool(part.isnan().any()) else ~torch.isfinite(part)
@@ -451,7 +454,7 @@ class Story:
         op = node.op
         if base_name(op) == "where":
             for number in (1, 2):
-                before, where = self._at(op, node.index, number)
+                _, where = self._at(op, node.index, number)
                 if where is not None and self._selected(op, node.index, number):
                     return op.inputs[number], where
             return None
@@ -463,10 +466,7 @@ class Story:
             same_place = self.input_index(op, node.index, number)
             if same_place is not None and tensor.shape == op.outputs[node.output].shape and self.element(tensor, same_place) == node.value:
                 return op.inputs[number], same_place
-            if math.isnan(node.value):
-                hit = self.first_element(tensor, tensor.isnan())
-            else:
-                hit = self.first_element(tensor, tensor == node.value)
+            hit = self.first_element(tensor, tensor.isnan() if math.isnan(node.value) else tensor == node.value)
             if hit is not None:
                 return op.inputs[number], hit
         return None
@@ -508,7 +508,7 @@ class Story:
         if name == "square":
             return True
         if name == "pow" and len(op.args) > 1:
-            return op.args[1] == 2
+            return bool(op.args[1] == 2)
         if name == "mul" and len(op.inputs) == 2:
             first, second = op.inputs
             return (first.storage, first.offset, first.shape) == (second.storage, second.offset, second.shape)

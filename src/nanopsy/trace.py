@@ -180,7 +180,7 @@ class Trace(TorchDispatchMode):
     """Record a step; ``keep`` names the operators whose operands shall be kept (None: none)."""
 
     def __init__(self, weights: set[int], keep: Container[int] | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self.keep = keep
         self._weights = weights
@@ -200,7 +200,7 @@ class Trace(TorchDispatchMode):
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
         self._entered = True
 
     def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
@@ -214,7 +214,7 @@ class Trace(TorchDispatchMode):
         """Leave the mode; the recording stays."""
         if self._entered:
             self._entered = False
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -227,7 +227,7 @@ class Trace(TorchDispatchMode):
         key = storage_key(tensor)
         return Ref(
             key,
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             tuple(tensor.shape),
             tensor.stride(),
             tensor.dtype,
@@ -270,7 +270,7 @@ class Trace(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         outs = [value for value in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(value, torch.Tensor)]
         if len(outs) == 0 and tensors and name.endswith("_") and name.startswith("_foreach"):
-            outs = [tensor for tensor in tensors[: len(args[0])]]
+            outs = tensors[: len(args[0])]
         aliases = schema_aliases(func)
         op = TracedOp(index, name, func, node_name, sequence, forward_op, frames, self._modules[-1] if self._modules else 0,
                       _without_tensors(args), _without_tensors(kwargs), inputs, [], aliases)  # fmt: skip

@@ -20,8 +20,8 @@ from nanopsy.ranges import Birth
 from nanopsy.sources import Source, apply, diff, load, parse
 
 if TYPE_CHECKING:
-    from nanopsy.examiner import Replay
     from nanopsy.diagnose import Evidence
+    from nanopsy.examiner import Replay
     from nanopsy.rewind import Live
 
 Body = Callable[[FrameType, Any], None]
@@ -231,7 +231,10 @@ class _Flat(ast.NodeTransformer):
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
         return node
 
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = lambda self, node: node  # noqa: E731
+    def _scoped(self, node: Any) -> Any:
+        return node
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _scoped
 
     def visit_Yield(self, node: ast.AST) -> ast.AST:
         self.refused = True

@@ -125,7 +125,7 @@ def story_lines(birth: Birth) -> Iterator[str]:
         if origin.kind is OriginKind.SELECTION:
             yield f"{operand.count:,} element{'s' if operand.count != 1 else ''} because of {came_from(origin)}"
             continue
-        if operand.scalar or origin.kind is OriginKind.UNKNOWN or math.isnan(operand.value) and origin.kind is not OriginKind.DATA:
+        if operand.scalar or origin.kind is OriginKind.UNKNOWN or (math.isnan(operand.value) and origin.kind is not OriginKind.DATA):
             continue
         yield f"{operand.name or 'operand'} is {operand.value:.6g} because: {came_from(origin)}"
         for step in origin.steps[1:5]:

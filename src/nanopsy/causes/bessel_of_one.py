@@ -70,7 +70,8 @@ def loss():
         count, correction = sample(birth)
         if not count - correction <= 0 or count < 1:
             return None
-        message = f"{birth.op} over {count:g} element{'s' if count > 1 else ''} with correction {correction:g}: N - {correction:g} = {count - correction:g}, 0/0"
+        what = f"{count:g} element{'s' if count > 1 else ''} with correction {correction:g}"
+        message = f"{birth.op} over {what}: N - {correction:g} = {count - correction:g}, 0/0"
         return Claim(strength(birth, 0.98), message, evidence={"elements": count, "correction": correction})
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:

@@ -49,10 +49,10 @@ def loss():
 
     def claim(self, birth: Birth) -> Claim | None:
         found = cancelled(birth)
-        if found is None or found[1].one_pass or not (found[1].squares or found[1].determinant) or found[1].determinant and birth.op in ("div", "reciprocal"):
+        if found is None or found[1].one_pass or not (found[1].squares or found[1].determinant) or (found[1].determinant and birth.op in ("div", "reciprocal")):
             return None
         operand, lost = found
-        if operand.value == 0 and birth.op not in ("log", "log2", "log10", "rsqrt") or not operand.value < 0 and birth.op in ("div", "reciprocal"):
+        if (operand.value == 0 and birth.op not in ("log", "log2", "log10", "rsqrt")) or (not operand.value < 0 and birth.op in ("div", "reciprocal")):
             return None
         message = f"{birth.op} of {operand.value:.4g}: a difference of close numbers lost its digits, {numbers(lost)}; {elements(birth)}"
         also = tuple(place for place in (lost.location,) if place is not None)

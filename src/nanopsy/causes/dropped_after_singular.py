@@ -55,9 +55,7 @@ def loss():
         drop = birth.discard
         if birth.sink != "gradient" or drop is None or drop.op not in DROPS:
             return None
-        message = (
-            f"{birth.op} at {birth.operand(0).value:.6g} was dropped afterwards ({drop.op}); its gradient is 0 * inf all the same; {elements(birth)}"
-        )
+        message = f"{birth.op} at {birth.operand(0).value:.6g} was dropped afterwards ({drop.op}); its gradient is 0 * inf all the same; {elements(birth)}"
         return Claim(0.93, message, also=(drop.location,) if drop.location else ())
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:

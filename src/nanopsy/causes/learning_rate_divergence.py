@@ -25,7 +25,7 @@ def overflowed(birth: Birth) -> bool:
     extra = birth.settings.get("backward_inputs")
     if isinstance(extra, list):
         peaks += [peak for peak in extra if isinstance(peak, float) and math.isfinite(peak)]
-    return bool(peaks) and max(peaks) > 1e12 or birth.phase == "optimizer"
+    return (bool(peaks) and max(peaks) > 1e12) or birth.phase == "optimizer"
 
 
 class LearningRateDivergence(Cause):

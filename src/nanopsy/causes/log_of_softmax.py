@@ -57,7 +57,8 @@ def loss():
         if birth.op not in LOGS or argument.value != 0 or argument.origin.kind is not OriginKind.SOFTMAX:
             return None
         place = f" at {argument.origin.location}" if argument.origin.location else ""
-        message = f"log of exactly 0: a softmax probability{place} {'is exactly 1' if 'saturated' in argument.origin.what else 'underflowed'}; {elements(birth)}"
+        how = "is exactly 1" if "saturated" in argument.origin.what else "underflowed"
+        message = f"log of exactly 0: a softmax probability{place} {how}; {elements(birth)}"
         also = (argument.origin.location,) if argument.origin.location else ()
         return Claim(strength(birth, 0.97), message, also=also)
 

@@ -64,7 +64,7 @@ def loss():
         empty = first.count == 0 and birth.total > 0
         if birth.op in ("mean", "nanmean", "median", *VARIANCES) and empty:
             message = f"{birth.op} over 0 elements (shape {list(first.shape)})"
-        elif birth.op in LOSSES and (empty or birth.op.startswith("nll_loss") and self._all_ignored(birth)):
+        elif birth.op in LOSSES and (empty or (birth.op.startswith("nll_loss") and self._all_ignored(birth))):
             why = "0 elements" if empty else f"labels that are all ignore_index ({birth.settings.get('ignore_index', -100)})"
             message = f"{birth.op} averages over {why}"
         else:

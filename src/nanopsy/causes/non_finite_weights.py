@@ -60,5 +60,6 @@ for step in range(3):
             how = "loaded from a checkpoint" if birth.settings.get("loaded") else "bad from the start"
             message = f"{operand.name} holds {operand.bad:,} bad of {operand.count:,} values ({operand.value}) before any optimizer step: {how}"
             return Claim(0.95, message)
-        message = f"{operand.name} holds {operand.bad:,} bad of {operand.count:,} values ({operand.value}): an earlier update wrote them; loss and gradients had been finite"
+        held = f"{operand.name} holds {operand.bad:,} bad of {operand.count:,} values ({operand.value})"
+        message = f"{held}: an earlier update wrote them; loss and gradients had been finite"
         return Claim(0.6, message)

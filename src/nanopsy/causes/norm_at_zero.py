@@ -83,9 +83,9 @@ def _vector_norm(source: Source, argument: ast.expr) -> str | None:
         return None
     squared = _edits.subject(argument)
     inner: ast.expr | None = None
-    if isinstance(squared, ast.BinOp) and isinstance(squared.op, ast.Pow) and isinstance(squared.right, ast.Constant) and squared.right.value == 2:
-        inner = squared.left
-    elif isinstance(squared, ast.BinOp) and isinstance(squared.op, ast.Mult) and ast.dump(squared.left) == ast.dump(squared.right):
+    if (isinstance(squared, ast.BinOp) and isinstance(squared.op, ast.Pow) and isinstance(squared.right, ast.Constant) and squared.right.value == 2) or (
+        isinstance(squared, ast.BinOp) and isinstance(squared.op, ast.Mult) and ast.dump(squared.left) == ast.dump(squared.right)
+    ):
         inner = squared.left
     elif isinstance(squared, ast.Call) and _edits.called(squared) in ("pow", "square"):
         extra = squared.args[1:] if _edits.is_function(squared) else squared.args

@@ -99,9 +99,9 @@ def _two_pass(source: Source, node: ast.BinOp) -> str | None:
     if not isinstance(left, ast.Call) or _edits.called(left) != "mean" or _edits.is_function(left):
         return None
     squared, base = _edits.subject(left), None
-    if isinstance(squared, ast.BinOp) and isinstance(squared.op, ast.Pow):
-        base = squared.left
-    elif isinstance(squared, ast.BinOp) and isinstance(squared.op, ast.Mult) and ast.dump(squared.left) == ast.dump(squared.right):
+    if (isinstance(squared, ast.BinOp) and isinstance(squared.op, ast.Pow)) or (
+        isinstance(squared, ast.BinOp) and isinstance(squared.op, ast.Mult) and ast.dump(squared.left) == ast.dump(squared.right)
+    ):
         base = squared.left
     elif isinstance(squared, ast.Call) and _edits.called(squared) in ("pow", "square"):
         base = _edits.subject(squared)

@@ -47,7 +47,7 @@ def loss():
 
     def claim(self, birth: Birth) -> Claim | None:
         value = birth.operand(0).value
-        outside = birth.op in ("acos", "asin", "atanh", "erfinv") and abs(value) > 1 or birth.op == "acosh" and value < 1
+        outside = (birth.op in ("acos", "asin", "atanh", "erfinv") and abs(value) > 1) or (birth.op == "acosh" and value < 1)
         outside = outside or (birth.forward and birth.op in ("atanh", "erfinv") and abs(value) == 1)
         if not outside:
             return None

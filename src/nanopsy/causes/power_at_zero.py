@@ -58,8 +58,7 @@ def loss():
         if not 0 < exponent < 1:
             return None
         message = (
-            f"x ** {exponent:g} was differentiated at exactly 0, where its slope is infinite; {elements(birth)}; "
-            f"the base is 0 because {came_from(base.origin)}"
+            f"x ** {exponent:g} was differentiated at exactly 0, where its slope is infinite; {elements(birth)}; the base is 0 because {came_from(base.origin)}"
         )
         return Claim(strength(birth, 0.88), message, evidence={"exponent": exponent})
 

@@ -55,5 +55,7 @@ for step in range(6):
         if birth.phase != "transient":
             return None
         agree = bool(birth.settings.get("agree"))
-        tail = "the replays agree with each other: suspect state that the rewind does not know, or the machine" if agree else "the replays differ among themselves"
+        tail = (
+            "the replays agree with each other: suspect state that the rewind does not know, or the machine" if agree else "the replays differ among themselves"
+        )
         return Claim(0.5, f"the bad {birth.settings.get('what')} did not come back: {birth.settings.get('detail')}; {tail}; the cause is unknown")

@@ -75,7 +75,9 @@ def render(diagnosis: Diagnosis, *, color: bool = False) -> str:
     lines: list[str] = []
     for incident in diagnosis.incidents:
         lines.append("")
-        lines.append(paint(_BOLD, f"nanopsy: non-finite {incident.what} at step {incident.step}") + (f", seen {incident.count} times" if incident.count > 1 else ""))
+        lines.append(
+            paint(_BOLD, f"nanopsy: non-finite {incident.what} at step {incident.step}") + (f", seen {incident.count} times" if incident.count > 1 else "")
+        )
         if incident.outcome is Outcome.REPRODUCED:
             lines.append(f"  reproduced: {incident.detail}")
         else:
