@@ -13,6 +13,7 @@ import math
 import os
 import time
 import traceback as traceback_module
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
@@ -127,7 +128,8 @@ class Examiner:
         self._replay = Replay()
         self._opened = 0
         self._replays = 0
-        self._stepped: dict[int, int] = {}
+        self._stepped: Counter[int] = Counter()
+        self._to_suppress: Counter[int] = Counter()
         self._closure: tuple[Any, ...] | None = None
         self._incident: Incident | None = None
         self._muted: contextlib.ExitStack | None = None
@@ -175,7 +177,7 @@ class Examiner:
         elif self.mode == "replay":
             self._note_gradients(optimizer_parameters(optimizer))
             self._replay.backward_ran = True
-            if self._replay.bad or (self._is_last(optimizer) and not closure):
+            if self._replay.bad or (not closure and not self._stepped_before(optimizer)):
                 self._end(reached=True)
                 raise Rewind(self._target())
             if not closure:
@@ -185,15 +187,16 @@ class Examiner:
             if bad_loss or bad_gradient:
                 if self.policy.on_incident == "skip":
                     _clear(optimizer_parameters(optimizer))
+                self.loops.state.put_buffers(self._buffers)
                 self._passed()
-            elif not self._is_last(optimizer):
+            elif self._stepped_before(optimizer):
                 _clear(optimizer_parameters(optimizer))
             else:
                 self._passed()
 
     def after_step(self, optimizer: Optimizer) -> None:
         if self.mode == "watch":
-            self.loops.steps += 1
+            self.loops.took_step(optimizer)
             self._closure = None
         elif self.mode == "replay" and self._closure is not None and self._closure[0] is optimizer:
             self._end(reached=True)
@@ -211,13 +214,12 @@ class Examiner:
         now = float(torch.linalg.vector_norm(torch.stack([weight.float().norm() for weight in weights])))
         return now / before if before > 0 else None
 
-    def _is_last(self, optimizer: Optimizer) -> bool:
-        """Whether this is the optimizer step at which the incident was noticed (or all rounds have come again)."""
-        fault = self.fault
-        if fault is None or fault.optimizer is None:
-            replaying = self.loops.replaying
-            return replaying is None or replaying.position >= len(replaying.rounds)
-        return optimizer is fault.optimizer and id(optimizer) not in self._stepped
+    def _stepped_before(self, optimizer: Optimizer) -> bool:
+        """Whether this step was already taken in the round before the incident (another optimizer's turn): it must not be taken twice."""
+        if self._to_suppress[id(optimizer)] > 0:
+            self._to_suppress[id(optimizer)] -= 1
+            return True
+        return False
 
     # -- listening to the loops ------------------------------------------------------------------
 
@@ -288,8 +290,13 @@ class Examiner:
         if self.mode == "replay":
             self._stop_trace()
             self._unmute()
-            self.mode = "done"
+            self.mode = "aborted"
             self.loops.replaying = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the script ended in the middle of an autopsy."""
+        return self.mode in ("replay", "between", "aborted")
 
     # -- opening an incident ---------------------------------------------------------------------
 
@@ -331,7 +338,7 @@ class Examiner:
         self.live, self.rounds = live, live.rounds()
         self.fault.round_number = self.rounds[-1].number
         first = self.rounds[0]
-        self._stepped = {key: count for key, count in self.watch.steps_of.items() if first.steps != self.loops.steps}
+        self._stepped = self.loops.steps_since(first)
         self._buffers = self.loops.state.buffers_now()
         self._plan = self.plan(self.fault)
         self._launch(next(self._plan))
@@ -365,6 +372,7 @@ class Examiner:
         self._request, self._replay = request, Replay()
         self._replays += 1
         self.mode = "replay"
+        self._to_suppress = Counter(self._stepped)
         self.watch.recording = False
         self.watch.pending.clear()
         _clear(list(self.registry.parameters()))
@@ -620,6 +628,7 @@ class Examiner:
             return
         _clear(list(self.registry.parameters()))
         self.mode = "pass"
+        self._to_suppress = Counter(self._stepped)
         self.loops.replaying = Replaying(self.live, self.rounds, self._body_ended)
 
     def _passed(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -26,6 +26,7 @@ _SLOW = 0.002
 _IDLE_ROUNDS = 64
 _MOST_ROUNDS = 64
 _MOST_DRAWS = 64
+_MOST_STEPS = 256
 
 
 class Rewind(BaseException):
@@ -214,6 +215,8 @@ class Loops:
         self.places: dict[tuple[int, int], Place] = {}
         self.frames: dict[int, list[Live]] = {}
         self.steps = 0
+        self.stepped: deque[int] = deque(maxlen=_MOST_STEPS)
+        """Which optimizers (by id) took the last steps."""
         self.draws: deque[Draw] = deque(maxlen=_MOST_DRAWS)
         """What ``next(…)`` gave since the training round began."""
         self.drawn = 0
@@ -323,6 +326,16 @@ class Loops:
         return item
 
     # -- called by the watch and the controller --------------------------------------------------
+
+    def took_step(self, optimizer: object) -> None:
+        """An optimizer wrote: rounds before this one need not come again."""
+        self.steps += 1
+        self.stepped.append(id(optimizer))
+
+    def steps_since(self, round_: Round) -> Counter[int]:
+        """How often each optimizer has stepped since a round began."""
+        count = self.steps - round_.steps
+        return Counter(list(self.stepped)[-count:]) if count else Counter()
 
     def stack(self, frame: FrameType | None) -> list[Live]:
         """The loops that are running on this stack, innermost first."""

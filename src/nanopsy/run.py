@@ -164,7 +164,7 @@ def run(module: str | None, command: list[str], options: RunOptions) -> int:
     examiner.watch.install()
     FETCHES.install()
     began = time.monotonic()
-    status = _execute(code, main)
+    status = _execute(code, main, examiner)
     examiner.watch.remove()
     FETCHES.remove()
     loops.active = False
@@ -184,7 +184,7 @@ def _wants_rerun(diagnosis: Diagnosis, options: RunOptions) -> bool:
     return options.rerun == "always" or any(incident.outcome is not Outcome.REPRODUCED or made_earlier(incident) for incident in diagnosis.incidents)
 
 
-def _execute(code: CodeType, main: ModuleType) -> int | None:
+def _execute(code: CodeType, main: ModuleType, examiner: Examiner) -> int | None:
     """Run the code; the exit status Python would have given, or None when an incident stopped it."""
     try:
         exec(code, main.__dict__)
@@ -199,9 +199,11 @@ def _execute(code: CodeType, main: ModuleType) -> int | None:
         return 1
     except BaseException as error:
         _flush()
-        if isinstance(error.__context__, Stopped):
-            return None
-        sys.excepthook(type(error), error, own_traceback(error.__traceback__))
+        if isinstance(error, KeyboardInterrupt) and examiner.unfinished:
+            print("nanopsy: interrupted during the autopsy of a bad step; the weights had not been written by it", file=sys.stderr)
+            return 130
+        error.__traceback__ = own_traceback(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     finally:
         _flush()

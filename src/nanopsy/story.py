@@ -479,7 +479,7 @@ class Story:
         if name in ("var", "std", "var_mean", "std_mean"):
             return Origin(OriginKind.STD, what=name)
         part, fixed = self.slice_of(op, node.index, tensor)
-        whole = not part.is_floating_point() or (part.numel() > 0 and bool(((part == 0) | (part == 1)).all()))
+        whole = self._is_mask(op.inputs[0], tensor)
         if want == "zero":
             if part.numel() == 0 or (name in ("sum", "count_nonzero", "any", "all") and whole and not op.from_weights):
                 return Origin(OriginKind.COUNT, what=f"{name} of a mask of {tensor.numel():,}")
@@ -501,6 +501,25 @@ class Story:
             inner = tuple(int(i) for i in torch.unravel_index(pick, part.shape)) if part.dim() else ()
             return op.inputs[0], self._full(fixed, inner)
         return Origin(OriginKind.NETWORK if op.from_weights else OriginKind.DATA, what=name)
+
+    def _is_mask(self, ref: Ref, tensor: torch.Tensor) -> bool:
+        """Whether a tensor marks a selection: whole numbers, zeros *and* ones, or zeros that a comparison or constants made."""
+        if not tensor.is_floating_point():
+            return True
+        if tensor.numel() == 0 or not bool(((tensor == 0) | (tensor == 1)).all()):
+            return False
+        return bool((tensor == 1).any()) or self._from_comparison(ref, 0)
+
+    def _from_comparison(self, ref: Ref, depth: int) -> bool:
+        writers = [op for op in self.recording.producers(ref) if op.name not in FACTORIES]
+        if not writers or depth > 8:
+            return False
+        if all(base_name(op) in CONSTANTS for op in writers):
+            return True
+        op = writers[0]
+        if any(not source.dtype.is_floating_point for source in op.inputs) and base_name(op) in ("_to_copy", "copy", "mul"):
+            return True
+        return base_name(op) in COPYING | {"mul"} and any(self._from_comparison(source, depth + 1) for source in op.inputs)
 
     def is_square(self, op: TracedOp) -> bool:
         """x*x, x**2, x.square(), |x|**2."""

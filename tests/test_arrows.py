@@ -1,0 +1,83 @@
+"""The rooms and the arrows between them: who may import whom, and who must never import torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "nanopsy"
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "findings": {"report"},
+    "ranges": {"findings"},
+    "sources": {"findings"},
+    "instrument": set(),
+    "causes": {"causes", "findings", "ranges", "sources"},
+    "report": {"findings", "sources"},
+    "_torch": set(),
+    "registry": {"_torch", "findings", "instrument"},
+    "snapshot": {"instrument", "registry"},
+    "rewind": {"_torch", "instrument", "snapshot"},
+    "watching": {"_torch"},
+    "trace": {"_torch", "registry"},
+    "story": {"findings", "ranges", "registry", "trace"},
+    "birth": {"_torch", "findings", "ranges", "registry", "sources", "story", "trace"},
+    "diagnose": {"_torch", "birth", "causes", "examiner", "findings", "instrument", "ranges", "registry", "story", "watching"},
+    "refetch": {"_torch", "birth", "causes", "diagnose", "findings", "instrument", "ranges", "sources", "story", "trace"},
+    "verify": {"causes", "diagnose", "examiner", "findings", "instrument", "ranges", "rewind", "sources"},
+    "examiner": {"_torch", "diagnose", "findings", "refetch", "registry", "rewind", "trace", "verify", "watching"},
+    "rerun": {"_torch", "diagnose", "examiner", "findings", "registry", "rewind", "run", "trace", "watching"},
+    "run": {"causes", "errors", "examiner", "findings", "instrument", "refetch", "registry", "report", "rerun", "rewind", "snapshot"},
+    "library": {"_torch", "diagnose", "errors", "examiner", "findings", "registry", "rewind", "snapshot", "trace", "watching"},
+    "cli": {"causes", "errors", "run", "nanopsy"},
+    "__main__": {"cli"},
+    "__init__": {"errors", "findings", "library", "nanopsy"},
+}
+WITHOUT_TORCH = {"errors", "findings", "ranges", "sources", "instrument", "causes", "report", "cli", "__main__", "__init__"}
+
+
+def room(file: Path) -> str:
+    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(file: Path) -> set[str]:
+    """The rooms of ours, and ``torch``, that a file imports anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "torch":
+                found.add("torch")
+            elif parts[0] == "nanopsy":
+                found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names if (SOURCE / f"{alias.name}.py").exists()} or {"nanopsy"}
+    return found
+
+
+@pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCE)))
+def test_imports_follow_the_arrows(file: Path) -> None:
+    name = room(file)
+    assert name in ALLOWED, f"{name} is a new room: say in this table whom it may import"
+    assert imported(file) - {"torch"} <= ALLOWED[name]
+    if name in WITHOUT_TORCH:
+        assert "torch" not in imported(file)
+
+
+@pytest.mark.parametrize("arguments", [["explain", "NAN301"], ["explain", "--all"], ["--version"]], ids=" ".join)
+def test_the_torch_wall(arguments: list[str]) -> None:
+    code = f"import sys; sys.argv = ['nanopsy', *{arguments!r}]\nfrom nanopsy.cli import main\ntry: main()\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_the_torch_wall_can_be_seen_to_fall() -> None:
+    code = "import sys, nanopsy; nanopsy.autopsy; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 1
+
+
+def test_no_file_is_a_drawer_of_everything() -> None:
+    names = {file.stem for file in SOURCE.rglob("*.py")}
+    assert not names & {"utils", "helpers", "common", "misc", "core"}
