@@ -180,7 +180,7 @@ class BirthReader:
         if produced is not None and index is not None and len(index) == produced.dim() and produced.numel():
             inside = all(i < size for i, size in zip(index, produced.shape, strict=True))
             forward_value = self.story.element(produced, index) if inside else None
-        incoming, incoming_origin = self._incoming(node)
+        incoming, incoming_origin, drop = self._incoming(node)
         output = self.story.kept_output(op, node.output)
         decades, strongest = self._amplification()
         layer = self.story.recording.forward_of(strongest) if strongest is not None else None
@@ -213,7 +213,7 @@ class BirthReader:
             kept = tuple(i for d, i in enumerate(output_index) if dims is not None and d not in dims)
             output_index = kept if len(kept) == len(forward.outputs[0].shape) else output_index
         birth = self._weighted(self._module(self._row(birth, forward, output_index), forward))
-        return replace(birth, discard=self.discarded(forward, 0) or self._dropped(incoming, incoming_origin))
+        return replace(birth, discard=self.discarded(forward, 0) or drop)
 
     def _amplification(self) -> tuple[float, TracedOp | None]:
         """How much the backward of all normalisations together enlarged the gradient, and the strongest of them."""
@@ -252,7 +252,7 @@ class BirthReader:
         hit = self.story.first_element(tensor, tensor == 0)
         return hit if hit is not None else (0,) * tensor.dim()
 
-    def _incoming(self, node: Node) -> tuple[float | None, Origin | None]:
+    def _incoming(self, node: Node) -> tuple[float | None, Origin | None, Discard | None]:
         """The gradient that arrived at the node, at this element: the first input that backward made elsewhere."""
         recording, op = self.story.recording, node.op
         started = recording.backward_starts[-1] if recording.backward_starts else len(recording.ops)
@@ -270,18 +270,35 @@ class BirthReader:
                 if index is None:
                     index = (0,) * tensor.dim()
                 value = self.story.element(tensor, index)
-                return value, self.story.origin(ref, index, "zero") if value == 0 else None
-        return None, None
+                if value != 0:
+                    return value, None, None
+                return value, self.story.origin(ref, index, "zero"), self._drop(ref, index)
+        return None, None, None
 
-    def _dropped(self, incoming: float | None, origin: Origin | None) -> Discard | None:
-        """The operator whose backward sent a zero because it had dropped the element."""
-        if incoming != 0 or origin is None:
+    def _drop(self, ref: Ref, index: Index, depth: int = 0) -> Discard | None:
+        """The operator whose backward sent this zero because it had dropped the element; None if another use sent (part of) it."""
+        story = self.story
+        made = story.recording.producer(ref, index) if ref.numel else None
+        if made is None or depth > 24 or not made[0].backward:
             return None
-        for step in origin.steps:
-            name = step.node.removesuffix("Backward0").removesuffix("Backward1").removesuffix("Backward2")
-            if name in DROPPING or name.rstrip("0123456789D") in DROPPING:
-                return Discard(name.lower(), step.location, "its gradient is zero there")
-        return None
+        op, _, found = made
+        node = op.node.rstrip("0123456789").removesuffix("Backward")
+        if node in DROPPING:
+            return Discard(node.lower(), story.location(op), "its gradient is zero there")
+        terms: list[Discard | None] = []
+        for number, source in enumerate(op.inputs):
+            tensor = story.kept_input(op, number)
+            where = story.input_index(op, found, number) if story.elementwise(op) else None
+            if tensor is None or not tensor.is_floating_point() or tensor.numel() == 0:
+                continue
+            if where is None:
+                where = story.first_element(tensor, tensor == 0)
+            if where is None or story.element(tensor, where) != 0:
+                continue
+            terms.append(self._drop(source, where, depth + 1))
+        if base_name(op) == "add":
+            return terms[0] if terms and all(term is not None for term in terms) else None
+        return next((term for term in terms if term is not None), None)
 
     def discarded(self, op: TracedOp, output: int) -> Discard | None:
         """The operator that drops a bad forward value, if it never reaches the loss."""

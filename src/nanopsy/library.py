@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -18,7 +17,7 @@ from nanopsy.examiner import Examiner, Fault, Policy, Replay
 from nanopsy.findings import Diagnosis, Incident, Outcome, What
 from nanopsy.rewind import Loops
 from nanopsy.snapshot import State
-from nanopsy.trace import Recording, Ref, Trace, interesting
+from nanopsy.trace import Trace, interesting
 from nanopsy.watching import bad_elements
 
 
@@ -123,8 +122,12 @@ class _Reporter(Examiner):
     def __init__(self, loops: Loops, on_incident: Callable[[Incident], None] | None) -> None:
         super().__init__(loops, registry.REGISTRY, Policy("continue"))
         self._callback = on_incident
+        self._reported = -1
 
     def _open(self, what: What, roots: Any, optimizer: Any, frame: FrameType, *, backward_done: bool, detail: str = "") -> None:
+        if self._reported == self.watch.backwards:
+            return
+        self._reported = self.watch.backwards
         values = [float(root.detach().float().sum()) for root in roots]
         text = detail or f"losses {values}"
         incident = Incident(self.watch.steps, what, Outcome.NOT_REPRODUCED, detail=f"{text}; seen in your own loop, which cannot be rewound")
@@ -159,4 +162,4 @@ def watch(on_incident: Callable[[Incident], None] | None = None) -> Iterator[Dia
         reporter.watch.remove()
 
 
-__all__ = ["Recording", "Ref", "autopsy", "sys", "watch"]
+__all__ = ["autopsy", "watch"]

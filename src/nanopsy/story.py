@@ -57,7 +57,7 @@ MEANS = frozenset({
     "index_add", "scatter_reduce", "segment_reduce", "einsum", "bmm",
 })  # fmt: skip
 """Operators that average or add up: box filters and scattered sums among them."""
-ROOTS = frozenset({"sqrt", "abs", "square", "neg", "floor", "ceil", "round", "trunc", "tanh", "sin", "asin", "tan", "atan", "erf", "sinh", "real"})
+ROOTS = frozenset({"log1p", "expm1", "asinh", "sqrt", "abs", "square", "neg", "floor", "ceil", "round", "trunc", "tanh", "sin", "asin", "tan", "atan", "erf", "sinh", "real"})
 WHOLE_SLICE = frozenset({"_softmax", "_log_softmax", "cumsum", "cumprod", "_safe_softmax", "logcumsumexp", "cummax", "cummin"})
 
 
