@@ -283,7 +283,11 @@ class BirthReader:
             return None
         op, _, found = made
         node = op.node.rstrip("0123456789").removesuffix("Backward")
-        if node in DROPPING:
+        sums = base_name(op) == "add" and len(op.inputs) == 2  # the engine adds up gradients under the name of the node that ran last
+        passed = self._passed_gradient(op, found) if base_name(op) == "where" else None
+        if passed is not None:
+            return self._drop(*passed, depth + 1)
+        if node in DROPPING and not sums:
             return Discard(node.lower(), story.location(op), "its gradient is zero there")
         terms: list[Discard | None] = []
         for number, source in enumerate(op.inputs):
@@ -296,9 +300,20 @@ class BirthReader:
             if where is None or story.element(tensor, where) != 0:
                 continue
             terms.append(self._drop(source, where, depth + 1))
-        if base_name(op) == "add":
+        if sums:
             return terms[0] if terms and all(term is not None for term in terms) else None
         return next((term for term in terms if term is not None), None)
+
+    def _passed_gradient(self, op: TracedOp, index: Index) -> tuple[Ref, Index] | None:
+        """For the ``where`` of a backward: the gradient it let through at this element, if it did."""
+        for number in range(1, len(op.inputs)):
+            where = self.story.input_index(op, index, number)
+            made = self.story.recording.producer(op.inputs[number], where) if where is not None else None
+            if where is None or made is None or not made[0].backward or base_name(made[0]) in CONSTANTS:
+                continue
+            if self.story._selected(op, index, number):
+                return op.inputs[number], where
+        return None
 
     def discarded(self, op: TracedOp, output: int) -> Discard | None:
         """The operator that drops a bad forward value, if it never reaches the loss."""

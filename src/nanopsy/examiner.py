@@ -490,7 +490,7 @@ class Examiner:
         matches = sum(replay.same_as(fault) for replay in tries)
         outcome = Outcome.REPRODUCED if matches == len(tries) or self.registry.compiled else Outcome.FLAKY
         assert survey.recording is not None
-        wanted = interesting(survey.recording, [*survey.sinks, *survey.gradient_sinks])
+        wanted = interesting(survey.recording, survey.sinks or survey.gradient_sinks)
         kept = yield Request(trace=Trace(weights, wanted))
         if not kept.bad or kept.recording is None:
             return self._not_reproduced(fault, [*tries, kept])

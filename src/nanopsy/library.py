@@ -101,7 +101,7 @@ def autopsy(fn: Callable[[], torch.Tensor]) -> Diagnosis:
     assert survey.recording is not None
     weights = {storage_key(leaf) for leaf in leaves}
     loops.state.restore(rng, buffers=True)
-    wanted = interesting(survey.recording, [*survey.sinks, *survey.gradient_sinks])
+    wanted = interesting(survey.recording, survey.sinks or survey.gradient_sinks)
     kept, _ = _once(fn, Trace(weights, wanted))
     code = getattr(fn, "__code__", None)
     place = (code, 0) if code is not None else None

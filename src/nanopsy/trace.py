@@ -351,7 +351,7 @@ def _without_tensors(value: Any) -> Any:
 
 
 def interesting(recording: Recording, sinks: list[Ref]) -> frozenset[int]:
-    """The operators whose operands the second pass shall keep: all of them if small, else the bad values' ancestry."""
+    """The operators whose operands the second pass shall keep: all of them if small, else the ancestry of births and of the first sinks."""
     if recording.nbytes <= KEEP_ALL:
         return frozenset(range(len(recording.ops)))
     chosen: set[int] = set()
@@ -359,13 +359,12 @@ def interesting(recording: Recording, sinks: list[Ref]) -> frozenset[int]:
     for op in recording.ops:
         if op.birth:
             queue.append((op.index, 0))
-    for sink in sinks:
-        made = recording.producer(sink) if sink.numel else None
-        if made is not None:
-            queue.append((made[0].index, 0))
+    makers = (recording.producer(sink) for sink in sinks if sink.numel)
+    first = sorted({made[0].index for made in makers if made is not None})[:3]
+    queue += [(index, 0) for index in first]
     spent = 0
     while queue and spent < KEEP_ALL * 4:
-        queue.sort(key=lambda entry: entry[1])
+        queue.sort(key=lambda entry: (not recording.ops[entry[0]].bad, entry[1]))
         index, depth = queue.pop(0)
         if index in chosen or depth > 40:
             continue

@@ -79,15 +79,16 @@ def total_norm(tensors: Sequence[torch.Tensor], extra: Sequence[torch.Tensor] = 
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for tensor in tensors:
         groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    parts: list[torch.Tensor] = []
-    for group in groups.values():
-        parts.append(torch.linalg.vector_norm(torch.stack(foreach_norm(group)).float()).reshape(1))
-    parts.extend(scalar.detach().float().sum().reshape(1) for scalar in extra)
-    if not parts:
-        return 0.0, []
-    device = parts[0].device
-    values = torch.cat([part.to(device) for part in parts]).tolist()
-    return math.sqrt(sum(value * value for value in values[: len(groups)])), values[len(groups) :]
+    norms = [torch.stack(foreach_norm(group)) for group in groups.values()]
+    scalars = [scalar.detach() for scalar in extra]
+    if all(part.device.type == "cpu" for part in (*norms, *scalars)):
+        squares = [value * value for part in norms for value in part.tolist()]
+        return math.sqrt(math.fsum(squares) if all(map(math.isfinite, squares)) else sum(squares)), [float(scalar.sum()) for scalar in scalars]
+    device = norms[0].device if norms else scalars[0].device
+    parts = [torch.linalg.vector_norm(part.float()).reshape(1).to(device) for part in norms]
+    parts += [scalar.float().sum().reshape(1).to(device) for scalar in scalars]
+    values = torch.cat(parts).tolist()
+    return math.sqrt(sum(value * value for value in values[: len(norms)])), values[len(norms) :]
 
 
 def optimizer_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
