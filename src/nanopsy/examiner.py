@@ -168,7 +168,11 @@ class Examiner:
 
     def before_step(self, optimizer: Optimizer, frame: FrameType, *, closure: bool = False) -> None:
         if self.mode == "watch":
-            bad_loss, bad_gradient = self.watch.check(optimizer)
+            try:
+                bad_loss, bad_gradient = self.watch.check(optimizer)
+            except Exception as error:
+                self._give_up(error)
+                return
             if not self.watch.backwards:
                 self.loops.trained(frame)
             if bad_loss or bad_gradient:
@@ -193,6 +197,13 @@ class Examiner:
                 _clear(optimizer_parameters(optimizer))
             else:
                 self._passed()
+
+    def _give_up(self, error: Exception) -> None:
+        """The check itself failed: the training goes on, unwatched, and the report says so."""
+        self.watch.remove()
+        self.loops.disable()
+        self.mode = "done"
+        self.diagnosis.notes.append(f"the watch failed at step {self.watch.steps} and was switched off ({type(error).__name__}: {error}); please report this")
 
     def after_step(self, optimizer: Optimizer) -> None:
         if self.mode == "watch":

@@ -198,8 +198,11 @@ def compile_user(source: str | bytes, filename: str) -> CodeType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         tree = ast.parse(source, filename)
-        rewritten = rewrite(tree)
-    code: CodeType = compile(rewritten, filename, "exec", dont_inherit=True)
+        try:
+            code: CodeType = compile(rewrite(tree), filename, "exec", dont_inherit=True)
+        except (RecursionError, SyntaxError, ValueError):
+            # Code that Python accepts and the rewriter does not is run as it is; its loops cannot be rewound.
+            code = compile(source, filename, "exec", dont_inherit=True)
     return code
 
 

@@ -229,6 +229,8 @@ def _finish(examiner: Any, options: RunOptions, status: int | None) -> int:
         print(render(diagnosis, color=sys.stderr.isatty()), file=sys.stderr)
         if options.json is not None:
             print(f"report written to {options.json}", file=sys.stderr)
+    elif diagnosis.notes and watch.steps and not watch.scaler_skips:
+        print("\n".join(f"nanopsy: {note}" for note in diagnosis.notes), file=sys.stderr)
     elif watch.steps == 0 and status == 0:
         print("nanopsy: the script never took an optimizer step, so there was nothing to watch", file=sys.stderr)
     if status is None:
