@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanopsy import registry
-from nanopsy.examiner import Examiner, Policy
+from nanopsy.examiner import Examiner
 from nanopsy.instrument import NAME, compile_user
+from nanopsy.replay import Policy
 from nanopsy.rewind import Loops, Stopped
 from nanopsy.snapshot import State
 
@@ -76,7 +78,7 @@ class SmallDepth(nn.Module):
         super().__init__()
         widths = (3, 48, 96, 160, 256)
         layers: list[nn.Module] = []
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in pairwise(widths):
             layers += [nn.Conv2d(inputs, outputs, 3, 2, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
         self.net = nn.Sequential(*layers, nn.Conv2d(256, 160, 3, padding=1), nn.ReLU(), nn.Conv2d(160, 1, 1))
 
@@ -280,10 +282,7 @@ def main() -> None:
             result["plain"] = medians["plain"]
     memory = [statistics.median(peak_memory(watched=watched) for _ in range(3)) for watched in (False, True)]
     steps = autopsy_steps(result["plain"])
-    print(
-        f"\nwatch_big={result['watch_big']:.3f} watch_small={result['watch_small']:.3f} "
-        f"memory_big={memory[1] / memory[0]:.3f} autopsy_steps={steps:.1f}"
-    )
+    print(f"\nwatch_big={result['watch_big']:.3f} watch_small={result['watch_small']:.3f} memory_big={memory[1] / memory[0]:.3f} autopsy_steps={steps:.1f}")
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import nanopsy
-from taxonomy import CODES
 
 from nanopsy.causes import load
+from running import nanopsy
+from taxonomy import CODES
 
 CASES = Path(os.environ.get("NANOPSY_CASES", Path(__file__).parents[2] / "shared" / "cases" / "given"))
 NAMES = sorted(folder.name for folder in CASES.iterdir() if (folder / "truth.json").exists()) if CASES.is_dir() else []

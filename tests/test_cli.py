@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from running import nanopsy, python, write
 
 from nanopsy.causes import load
 from nanopsy.cli import main
 from nanopsy.findings import Diagnosis, Finding, Fix, Incident, Location, Outcome, Safety, What, plain
 from nanopsy.report.text import render
+from running import nanopsy, python, write
 
 
 def test_explain_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:

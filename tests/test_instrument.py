@@ -109,13 +109,15 @@ class TestSources:
 
     def test_assignments_and_constants(self, tmp_path: Any) -> None:
         file = tmp_path / "m.py"
-        file.write_text(textwrap.dedent("""
+        file.write_text(
+            textwrap.dedent("""
             LIMIT = 2e5
             class A:
                 def __init__(self):
                     self.v = torch.log(z)
             a, b = one(), two()
-            """))
+            """)
+        )
         made = assigned(str(file), "v", "A")
         assert made is not None
         assert made.line == 5

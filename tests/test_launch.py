@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from running import nanopsy, python, write
 
 FACTS = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from running import nanopsy, python, write
 
 LOOP = """
@@ -39,10 +40,10 @@ def test_a_failing_diagnosis_is_a_sentence(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": LOOP.replace("BAD", "3"), "sitecustomize.py": """
         import sys
         if "nanopsy" in " ".join(sys.orig_argv):
-            import nanopsy.examiner
+            import nanopsy.plan
             def broken(evidence):
                 raise KeyError("surprise")
-            nanopsy.examiner.diagnose = broken
+            nanopsy.plan.diagnose = broken
         """})  # fmt: skip
     done = python(tmp_path, "-m", "nanopsy", "run", "--rerun", "never", "train.py", env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 3

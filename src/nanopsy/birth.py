@@ -10,32 +10,17 @@ from typing import Any
 
 import torch
 
-from nanopsy._torch import storage_key
+from nanopsy.drops import discarded, zero_sent
 from nanopsy.findings import Location
-from nanopsy.ranges import FORMATS, Birth, Discard, Growth, History, Operand, Origin, OriginKind, is_bad
+from nanopsy.growth import amplification, with_growth
+from nanopsy.operators import CONSTANTS, COPYING, base_name, dtype_name
+from nanopsy.ranges import FORMATS, Birth, Discard, History, Operand, Origin, OriginKind
 from nanopsy.registry import locate
-from nanopsy.sources import assigned, constant_at, load
-from nanopsy.story import CONSTANTS, COPYING, LINEAR, Ancestry, Index, Node, Story, base_name, dtype_name
-from nanopsy.trace import Ref, TracedOp
+from nanopsy.sources import assigned, load
+from nanopsy.story import Ancestry, Story
+from nanopsy.trace import TracedOp
+from nanopsy.values import Index, Node
 
-DROPPING = (
-    "Where", "Index", "MaskedFill", "MaskedSelect", "Max", "Min", "Gather", "Amax", "Amin", "Maximum", "Minimum", "Clamp", "NanToNum",
-    "Topk", "Sort", "MaskedScatter", "CopySlices", "Slice", "Select", "MaxPool", "Nansum", "Take",
-)  # fmt: skip
-"""Backward nodes that pass a zero to elements whose value was dropped."""
-
-NORMALISING = (
-    "NativeBatchNorm",
-    "NativeLayerNorm",
-    "NativeGroupNorm",
-    "Rsqrt",
-    "FusedRmsNorm",
-    "CudnnBatchNorm",
-    "LinalgVectorNorm",
-    "Std",
-    "Var",
-    "Div",
-)
 ROWS = frozenset({"_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "logcumsumexp"})
 
 
@@ -103,53 +88,8 @@ class BirthReader:
             uses=self.uses(op),
             sink=self.sink,
         )
-        birth = self._weighted(self._module(self._row(birth, op, node.index), op))
-        return replace(birth, discard=self.discarded(op, node.output)) if not op.backward else birth
-
-    def _grown(self, birth: Birth) -> Birth:
-        """Where linear operators enlarged the values most: sums over all rounds of a recurrence or depth of a stack."""
-        decades: dict[Location, float] = {}
-        weights: dict[Location, Location | None] = {}
-        for op in self.story.recording.ops:
-            if op.backward or base_name(op) not in LINEAR or not op.kept_inputs or not op.kept_outputs or not op.from_weights:
-                continue
-            place = self.story.location(op)
-            numbers = [float(t.abs().max()) for t in op.kept_inputs if t.is_floating_point() and t.numel()]
-            after = op.kept_outputs[0]
-            if place is None or not numbers or not after.numel() or not after.is_floating_point():
-                continue
-            finite = after[torch.isfinite(after)]
-            peak = float(finite.abs().max()) if finite.numel() else 0.0
-            if peak <= 0 or max(numbers) <= 0 or not math.isfinite(max(numbers)):
-                continue
-            decades[place] = decades.get(place, 0.0) + math.log10(peak / max(numbers))
-            for ref in op.inputs:
-                parameter = self.story.parameters.get(ref.storage)
-                if parameter is not None and parameter.dim() > 1:
-                    weights.setdefault(place, self.story.registry.initial_site(parameter, direct=True)[1])
-        if not decades:
-            return birth
-        worst = max(decades, key=lambda place: decades[place])
-        return replace(birth, growth_at=worst, growth_made_at=weights.get(worst), growth_decades=decades[worst])
-
-    def _weighted(self, birth: Birth) -> Birth:
-        """For a run that diverged or exploded at once: what enlarged the values, and the largest constant on a loss term."""
-        if birth.history.steps <= 2:
-            birth = self._grown(birth)
-        if self.history.growth is not Growth.DIVERGING:
-            return birth
-        best: TracedOp | None = None
-        for op in self.story.recording.ops:
-            factor = op.args[1] if base_name(op) == "mul" and len(op.args) > 1 else None
-            if op.backward or not isinstance(factor, (int, float)) or not op.from_weights or op.outputs[0].numel != 1 or not op.frames:
-                continue
-            if abs(factor) >= 1e3 and (best is None or abs(factor) > abs(best.args[1])):
-                best = op
-        if best is None:
-            return birth
-        factor, place = float(best.args[1]), self.story.location(best)
-        files = [code.co_filename for code, _ in best.frames]
-        return replace(birth, scale=factor, scale_at=constant_at(factor, files) or place, uses=(*((place,) if place else ()), *birth.uses))
+        birth = with_growth(self.story, self._module(self._row(birth, op, node.index), op))
+        return replace(birth, discard=self._discarded(op, node.output)) if not op.backward else birth
 
     def _row(self, birth: Birth, op: TracedOp, index: Index) -> Birth:
         """For softmax-like operators: whether the very row is -inf throughout."""
@@ -159,6 +99,9 @@ class BirthReader:
         part, _ = self.story.slice_of(op, index, tensor)
         masked = bool((part == -math.inf).all())
         return replace(birth, settings={**birth.settings, "row_all_minus_inf": masked, "row_length": part.numel()})
+
+    def _discarded(self, op: TracedOp, output: int) -> Discard | None:
+        return discarded(self.story, op, output) if self.sink == "gradient" else None
 
     def _module(self, birth: Birth, op: TracedOp) -> Birth:
         module = self.module_objects.get(op.module)
@@ -182,7 +125,7 @@ class BirthReader:
             forward_value = self.story.element(produced, index) if inside else None
         incoming, incoming_origin, drop = self._incoming(node)
         output = self.story.kept_output(op, node.output)
-        decades, strongest = self._amplification()
+        decades, strongest = amplification(self.story)
         layer = self.story.recording.forward_of(strongest) if strongest is not None else None
         module = self.module_objects.get(layer.module) if layer is not None else None
         birth = Birth(
@@ -212,25 +155,8 @@ class BirthReader:
             dims = self.story.reduced_dims(forward, len(forward.inputs[0].shape))
             kept = tuple(i for d, i in enumerate(output_index) if dims is not None and d not in dims)
             output_index = kept if len(kept) == len(forward.outputs[0].shape) else output_index
-        birth = self._weighted(self._module(self._row(birth, forward, output_index), forward))
-        return replace(birth, discard=self.discarded(forward, 0) or drop)
-
-    def _amplification(self) -> tuple[float, TracedOp | None]:
-        """How much the backward of all normalisations together enlarged the gradient, and the strongest of them."""
-        total, strongest, best = 0.0, 1.0, None
-        for op in self.story.recording.ops:
-            if not op.node.startswith(NORMALISING) or not op.kept_inputs or not op.kept_outputs:
-                continue
-            before, after = op.kept_inputs[0], op.kept_outputs[0]
-            if not (before.is_floating_point() and after.is_floating_point()) or before.numel() == 0 or after.numel() == 0:
-                continue
-            arrived, left = float(before.abs().max()), float(after.abs().max())
-            if not (math.isfinite(arrived) and math.isfinite(left)) or arrived == 0 or left == 0:
-                continue
-            total += math.log10(left / arrived)
-            if left / arrived > strongest:
-                strongest, best = left / arrived, op
-        return total, best
+        birth = with_growth(self.story, self._module(self._row(birth, forward, output_index), forward))
+        return replace(birth, discard=self._discarded(forward, 0) or drop)
 
     def _input_peaks(self, op: TracedOp) -> list[float]:
         peaks = []
@@ -272,72 +198,8 @@ class BirthReader:
                 value = self.story.element(tensor, index)
                 if value != 0:
                     return value, None, None
-                return value, self.story.origin(ref, index, "zero"), self._drop(ref, index)
+                return value, self.story.origin(ref, index, "zero"), zero_sent(self.story, ref, index)
         return None, None, None
-
-    def _drop(self, ref: Ref, index: Index, depth: int = 0) -> Discard | None:
-        """The operator whose backward sent this zero because it had dropped the element; None if another use sent (part of) it."""
-        story = self.story
-        made = story.recording.producer(ref, index) if ref.numel else None
-        if made is None or depth > 24 or not made[0].backward:
-            return None
-        op, _, found = made
-        node = op.node.rstrip("0123456789").removesuffix("Backward")
-        sums = base_name(op) == "add" and len(op.inputs) == 2  # the engine adds up gradients under the name of the node that ran last
-        passed = self._passed_gradient(op, found) if base_name(op) == "where" else None
-        if passed is not None:
-            return self._drop(*passed, depth + 1)
-        if node in DROPPING and not sums:
-            return Discard(node.lower(), story.location(op), "its gradient is zero there")
-        terms: list[Discard | None] = []
-        for number, source in enumerate(op.inputs):
-            tensor = story.kept_input(op, number)
-            where = story.input_index(op, found, number) if story.elementwise(op) else None
-            if tensor is None or not tensor.is_floating_point() or tensor.numel() == 0:
-                continue
-            if where is None:
-                where = story.first_element(tensor, tensor == 0)
-            if where is None or story.element(tensor, where) != 0:
-                continue
-            terms.append(self._drop(source, where, depth + 1))
-        if sums:
-            return terms[0] if terms and all(term is not None for term in terms) else None
-        return next((term for term in terms if term is not None), None)
-
-    def _passed_gradient(self, op: TracedOp, index: Index) -> tuple[Ref, Index] | None:
-        """For the ``where`` of a backward: the gradient it let through at this element, if it did."""
-        for number in range(1, len(op.inputs)):
-            where = self.story.input_index(op, index, number)
-            made = self.story.recording.producer(op.inputs[number], where) if where is not None else None
-            if where is None or made is None or not made[0].backward or base_name(made[0]) in CONSTANTS:
-                continue
-            if self.story._selected(op, index, number):
-                return op.inputs[number], where
-        return None
-
-    def discarded(self, op: TracedOp, output: int) -> Discard | None:
-        """The operator that drops a bad forward value, if it never reaches the loss."""
-        if not op.bad or self.sink != "gradient":
-            return None
-        seen: set[int] = set()
-        queue = [(op, output)]
-        while queue:
-            current, number = queue.pop(0)
-            if current.index in seen:
-                continue
-            seen.add(current.index)
-            for reader in self.story.recording.consumers(current, number):
-                if reader.backward or not reader.outputs or all(kind == "view" for kind in reader.aliases):
-                    continue
-                if not reader.outputs[0].dtype.is_floating_point or base_name(reader) in CONSTANTS - {"masked_fill"}:
-                    continue
-                if reader.bad:
-                    queue.append((reader, 0))
-                else:
-                    dropped = current.outputs[number].storage
-                    argument = next((ref.argument for ref in reader.inputs if ref.storage == dropped), "")
-                    return Discard(base_name(reader), self.story.location(reader), argument)
-        return None
 
     # -- operands --------------------------------------------------------------------------------
 
@@ -410,7 +272,7 @@ class BirthReader:
                 return None
             pick = (~torch.isfinite(part)).int().argmax() if not bool(torch.isfinite(part).all()) else part.abs().argmax()
             inner = tuple(int(i) for i in torch.unravel_index(pick, part.shape)) if part.dim() else ()
-            return self.story._full(fixed, inner)
+            return self.story.full_index(fixed, inner)
         pick = tensor.abs().argmax()
         return tuple(int(i) for i in torch.unravel_index(pick, tensor.shape)) if tensor.dim() else ()
 
@@ -510,6 +372,3 @@ def bad_index(tensor: torch.Tensor) -> tuple[Index, float] | None:
     index = tuple(int(i) for i in hits[0])
     value: Any = tensor[index] if tensor.dim() else tensor
     return index, float(value.real if value.is_complex() else value)
-
-
-__all__ = ["BirthReader", "Ref", "bad_index", "is_bad", "storage_key"]

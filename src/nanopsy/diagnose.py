@@ -19,13 +19,15 @@ from nanopsy.birth import BirthReader, bad_index
 from nanopsy.causes import load
 from nanopsy.findings import Finding
 from nanopsy.instrument import is_user_file
+from nanopsy.operators import dtype_name
 from nanopsy.ranges import Birth, Growth, History, Operand, OptimizerFacts, Origin, OriginKind
 from nanopsy.registry import locate
-from nanopsy.story import Story, dtype_name
+from nanopsy.story import Story
 from nanopsy.watching import optimizer_parameters, total_norm
 
 if TYPE_CHECKING:
-    from nanopsy.examiner import Examiner, Fault, Replay
+    from nanopsy.examiner import Examiner
+    from nanopsy.replay import Fault, Replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from nanopsy import registry
 from nanopsy._torch import storage_key
 from nanopsy.diagnose import Evidence, diagnose
 from nanopsy.errors import NanopsyError
-from nanopsy.examiner import Examiner, Fault, Policy, Replay
+from nanopsy.examiner import Examiner
 from nanopsy.findings import Diagnosis, Incident, Outcome, What
+from nanopsy.replay import Fault, Policy, Replay
 from nanopsy.rewind import Loops
 from nanopsy.snapshot import State
 from nanopsy.trace import Trace, interesting

@@ -243,6 +243,3 @@ def _sharpened(findings: list[Finding], births: list[Birth], where: Location | N
             better.append(replace(found, message=message, also=(*found.also, *consumer), evidence={**found.evidence, **extra}))
     better.sort(key=lambda finding: -finding.score)
     return [*better[:1], replace(named, score=0.5)] if better else [named, *findings[1:]]
-
-
-__all__ = ["FETCHES", "Fetches", "FirstBadLine", "refetched"]

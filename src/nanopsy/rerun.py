@@ -20,9 +20,10 @@ import torch
 
 from nanopsy._torch import Optimizer
 from nanopsy.diagnose import Evidence, diagnose
-from nanopsy.examiner import Examiner, Fault, Policy, Replay, raw
+from nanopsy.examiner import Examiner
 from nanopsy.findings import Diagnosis, Finding, Incident, Outcome, What, made_earlier
 from nanopsy.registry import Registry, user_frames
+from nanopsy.replay import Fault, Policy, Replay, raw
 from nanopsy.rewind import Loops, Stopped
 from nanopsy.trace import Trace
 from nanopsy.watching import bad_elements, optimizer_parameters

@@ -15,18 +15,18 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from nanopsy import registry
-from nanopsy.errors import EXIT_FINDINGS, EXIT_USAGE, NanopsyError
-from nanopsy.examiner import Examiner, Policy
+from nanopsy.errors import EXIT_FINDINGS, NanopsyError
+from nanopsy.examiner import Examiner
 from nanopsy.findings import Diagnosis, Outcome, made_earlier
 from nanopsy.instrument import NAME, UserFinder, UserLoader, compile_user
 from nanopsy.refetch import FETCHES
+from nanopsy.replay import Policy
 from nanopsy.report.text import render
 from nanopsy.rewind import Loops, Stopped
 from nanopsy.snapshot import State
@@ -236,6 +236,3 @@ def _finish(examiner: Any, options: RunOptions, status: int | None) -> int:
     if status is None:
         return EXIT_FINDINGS
     return status
-
-
-__all__ = ["EXIT_USAGE", "RunOptions", "Sequence", "check_writable", "own_traceback", "run", "write_json"]

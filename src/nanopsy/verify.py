@@ -21,7 +21,7 @@ from nanopsy.sources import Source, apply, diff, load, parse
 
 if TYPE_CHECKING:
     from nanopsy.diagnose import Evidence
-    from nanopsy.examiner import Replay
+    from nanopsy.replay import Replay
     from nanopsy.rewind import Live
 
 Body = Callable[[FrameType, Any], None]

@@ -9,6 +9,8 @@ from nanopsy.findings import Edit, Location, Safety
 from nanopsy.sources import Source, load
 
 MODULES = frozenset({"torch", "F", "nn", "functional", "special", "linalg", "math", "np", "numpy"})
+POINTWISE = ("log", "log2", "log10", "sqrt", "rsqrt", "/", "div", "reciprocal", "**", "pow")
+"""Singular element-wise operators whose argument can be bounded."""
 _SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
 
 
@@ -96,6 +98,17 @@ def replace_node(source: Source, node: ast.AST, new: str, note: str = "", safety
 def method(source: Source, node: ast.expr, suffix: str, note: str = "", safety: Safety = Safety.UNSAFE) -> Edit:
     """``E`` becomes ``E.suffix`` (parenthesised where it must be)."""
     return replace_node(source, node, f"{text(source, node)}.{suffix}", note, safety)
+
+
+def bounded(location: Location | None, names: tuple[str, ...], suffix: str, note: str) -> Iterator[list[Edit]]:
+    """One edit: bound what the call at ``location`` works on (``E`` becomes ``E.suffix``), if it is one of ``names``."""
+    found = expression(location)
+    if found is None:
+        return
+    source, node = found
+    argument = denominator(node) or subject(node)
+    if argument is not None and called(node) in names:
+        yield [method(source, argument, suffix, note)]
 
 
 def floor_for(dtype: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements, strength
+from nanopsy.causes.log_of_sigmoid import LOGS
 from nanopsy.causes.one_pass_variance import cancelled, numbers
 from nanopsy.findings import Edit, Finding
 from nanopsy.ranges import Birth
@@ -59,10 +60,6 @@ def loss():
         return Claim(strength(birth, 0.9), message, also=also)
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
-        found = _edits.expression(finding.location)
-        if found is None:
-            return
-        source, node = found
-        argument = _edits.subject(node)
-        if argument is not None and _edits.called(node) in ("sqrt", "rsqrt", "log", "log2", "log10", "**", "pow"):
-            yield [_edits.method(source, argument, f"clamp(min={_edits.floor_for(birth.dtype)})", "keeps the difference positive")]
+        yield from _edits.bounded(
+            finding.location, (*LOGS, "sqrt", "rsqrt", "**", "pow"), f"clamp(min={_edits.floor_for(birth.dtype)})", "keeps the difference positive"
+        )

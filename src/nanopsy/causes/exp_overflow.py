@@ -61,10 +61,4 @@ def loss():
         return Claim(0.94, message)
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
-        found = _edits.expression(finding.location)
-        if found is None:
-            return
-        source, node = found
-        argument = _edits.subject(node)
-        if argument is not None and _edits.called(node) in ("exp", "expm1", "exp2", "sinh", "cosh"):
-            yield [_edits.method(source, argument, "clamp(max=20)", "bounds the exponent before the exp")]
+        yield from _edits.bounded(finding.location, ("exp", "expm1", "exp2", "sinh", "cosh"), "clamp(max=20)", "bounds the exponent before the exp")

@@ -65,10 +65,4 @@ def loss():
         return Claim(strength(birth, 0.92), message, evidence={"zero_from": str(argument.origin.kind)})
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
-        found = _edits.expression(finding.location)
-        if found is None:
-            return
-        source, node = found
-        argument = _edits.subject(node)
-        if argument is not None and _edits.called(node) in LOGS:
-            yield [_edits.method(source, argument, f"clamp(min={_edits.floor_for(birth.dtype)})", "keeps the argument of the log positive")]
+        yield from _edits.bounded(finding.location, LOGS, f"clamp(min={_edits.floor_for(birth.dtype)})", "keeps the argument of the log positive")

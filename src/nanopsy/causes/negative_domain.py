@@ -64,11 +64,9 @@ def loss():
         return Claim(strength(birth, 0.9), message)
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
-        found = _edits.expression(finding.location)
-        if found is None:
-            return
-        source, node = found
-        argument = _edits.subject(node)
-        if argument is not None and _edits.called(node) in (*LOGS, "sqrt", "rsqrt", "**", "pow"):
-            note = "a positive output by construction (softplus) is the better cure"
-            yield [_edits.method(source, argument, f"clamp(min={_edits.floor_for(birth.dtype)})", note)]
+        yield from _edits.bounded(
+            finding.location,
+            (*LOGS, "sqrt", "rsqrt", "**", "pow"),
+            f"clamp(min={_edits.floor_for(birth.dtype)})",
+            "a positive output by construction (softplus) is the better cure",
+        )

@@ -62,11 +62,4 @@ def loss():
         return Claim(strength(birth, 0.95), message, also=also)
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
-        found = _edits.expression(finding.location)
-        if found is None:
-            return
-        source, node = found
-        argument = _edits.subject(node)
-        if argument is not None and _edits.called(node) in LOGS:
-            note = "the better cure: a mask with a positive minimum depth"
-            yield [_edits.method(source, argument, "clamp(min=1e-3)", note)]
+        yield from _edits.bounded(finding.location, LOGS, "clamp(min=1e-3)", "the better cure: a mask with a positive minimum depth")

@@ -55,11 +55,7 @@ def loss():
         return Claim(strength(birth, 0.95), message)
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
-        found = _edits.expression(finding.location)
-        if found is None:
-            return
-        source, node = found
-        argument = _edits.subject(node)
         gap = _edits.below_one(birth.dtype)
-        if argument is not None and _edits.called(node) in ("acos", "asin", "arccos", "arcsin", "atanh"):
-            yield [_edits.method(source, argument, f"clamp(-1 + {gap}, 1 - {gap})", "stays strictly inside the domain")]
+        yield from _edits.bounded(
+            finding.location, ("acos", "asin", "arccos", "arcsin", "atanh"), f"clamp(-1 + {gap}, 1 - {gap})", "stays strictly inside the domain"
+        )

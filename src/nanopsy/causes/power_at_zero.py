@@ -63,10 +63,4 @@ def loss():
         return Claim(strength(birth, 0.88), message, evidence={"exponent": exponent})
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
-        found = _edits.expression(finding.location)
-        if found is None:
-            return
-        source, node = found
-        base = _edits.subject(node)
-        if base is not None and _edits.called(node) in ("**", "pow", "sqrt"):
-            yield [_edits.method(source, base, f"clamp(min={_edits.floor_for(birth.dtype)})", "keeps the base positive")]
+        yield from _edits.bounded(finding.location, ("**", "pow", "sqrt"), f"clamp(min={_edits.floor_for(birth.dtype)})", "keeps the base positive")

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements
+from nanopsy.causes._edits import POINTWISE
 from nanopsy.findings import Edit, Finding
 from nanopsy.ranges import Birth
 
@@ -65,10 +66,4 @@ def loss():
         return Claim(0.92, message, also=(drop.location,) if drop.location else ())
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
-        found = _edits.expression(finding.location)
-        if found is None:
-            return
-        source, node = found
-        argument = _edits.denominator(node) or _edits.subject(node)
-        if argument is not None and _edits.called(node) in ("log", "log2", "log10", "sqrt", "rsqrt", "/", "div", "reciprocal", "**", "pow"):
-            yield [_edits.method(source, argument, f"clamp(min={_edits.floor_for(birth.dtype)})", "repairs the argument")]
+        yield from _edits.bounded(finding.location, POINTWISE, f"clamp(min={_edits.floor_for(birth.dtype)})", "repairs the argument")

@@ -73,15 +73,8 @@ def loss():
         return Claim(strength(birth, score if literal else 0.8), message)
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
-        found = _edits.expression(finding.location)
-        if found is None:
-            return
-        source, node = found
-        argument = _edits.subject(node)
-        if argument is None or _edits.called(node) not in ("sqrt", "sqrt_", "**", "pow", "rsqrt"):
-            return
         bound = {"float16": "1e-7", "float64": "1e-24"}.get(birth.dtype, "1e-12")
-        yield [_edits.method(source, argument, f"clamp(min={bound})", "keeps the argument of the root positive")]
+        yield from _edits.bounded(finding.location, ("sqrt", "sqrt_", "**", "pow", "rsqrt"), f"clamp(min={bound})", "keeps the argument of the root positive")
 
 
 def _literal_half(birth: Birth) -> bool:

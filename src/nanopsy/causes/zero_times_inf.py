@@ -86,11 +86,6 @@ def loss():
         return Claim(0.94, message, also=(place,) if place else ())
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
-        found = _edits.expression(finding.location)
-        if found is None:
-            return
-        source, node = found
-        argument = _edits.denominator(node) or _edits.subject(node)
-        if argument is not None and _edits.called(node) in (*SINGULAR, "/", "**"):
-            bound = _edits.floor_for(birth.dtype)
-            yield [_edits.method(source, argument, f"clamp(min={bound})", "makes masked elements harmless before the operator")]
+        yield from _edits.bounded(
+            finding.location, (*SINGULAR, "/", "**"), f"clamp(min={_edits.floor_for(birth.dtype)})", "makes masked elements harmless before the operator"
+        )

@@ -1,0 +1,85 @@
+"""The nouns of an autopsy: the fault as the watch saw it, one replay that is wanted, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from nanopsy._torch import Optimizer
+from nanopsy.findings import What
+from nanopsy.registry import Site
+from nanopsy.trace import Recording, Ref, Trace
+from nanopsy.verify import Patch
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the user asked for."""
+
+    on_incident: str = "stop"
+    mute: bool = False
+    verify: bool = True
+
+
+@dataclass(slots=True)
+class Fault:
+    """The incident as the watch saw it, to compare replays with."""
+
+    what: What
+    step: int
+    losses: list[bytes]
+    loss_values: list[float]
+    bad_parameters: tuple[str, ...]
+    optimizer: Optimizer | None
+    place: Site | None
+    backward_done: bool
+    round_number: int = 0
+    detail: str = ""
+    bad_gradients: int = 0
+    """How many gradients were bad when the watch noticed."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One replay that the plan wants."""
+
+    trace: Trace | None = None
+    patch: Patch | None = None
+
+
+@dataclass(slots=True)
+class Replay:
+    """What came of one replay."""
+
+    losses: list[bytes] = field(default_factory=list)
+    loss_values: list[float] = field(default_factory=list)
+    bad_loss: bool = False
+    bad_gradients: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    recording: Recording | None = None
+    sinks: list[Ref] = field(default_factory=list)
+    sink_tensors: list[torch.Tensor] = field(default_factory=list)
+    gradient_sinks: list[Ref] = field(default_factory=list)
+    gradient_tensors: list[torch.Tensor] = field(default_factory=list)
+    error: BaseException | None = None
+    reached: bool = False
+    backward_ran: bool = False
+
+    @property
+    def bad(self) -> bool:
+        return self.bad_loss or bool(self.bad_gradients)
+
+    def same_as(self, fault: Fault) -> bool:
+        """Bad again, with the losses bit for bit as before."""
+        if not self.bad:
+            return False
+        if not fault.losses:
+            return True
+        count = min(len(self.losses), len(fault.losses))
+        return count > 0 and (self.losses[:count] == fault.losses[:count] or self.losses[-len(fault.losses) :] == fault.losses)
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """The bits of a tensor."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
