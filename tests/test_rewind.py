@@ -442,3 +442,45 @@ def test_interrupt_during_an_autopsy_is_a_sentence(tmp_path: Path) -> None:
     assert done.returncode == 130
     assert "nanopsy: interrupted" in done.stderr
     assert "src/nanopsy" not in done.stderr
+
+
+def test_a_recurrent_state_with_its_graph_is_carried(tmp_path: Path) -> None:
+    text = script("""
+        cell = nn.GRUCell(3, 3)
+        opt3 = torch.optim.SGD(cell.parameters(), lr=0.1)
+        hidden = (torch.zeros(4, 3),)
+        for i in range(0, len(X), 4):
+            hidden = tuple(h.detach() for h in hidden)
+            x = X[i:i + 4]
+            hidden = (cell(x, hidden[0]),)
+            loss = hidden[0].pow(2).mean() + ratio(x).mean()
+            opt3.zero_grad()
+            loss.backward()
+            opt3.step()
+        """)
+    write(tmp_path, text)
+    assert_ratio_is_blamed(nanopsy(tmp_path, "train.py"), text)
+
+
+def test_the_last_steps_activations_are_not_kept(tmp_path: Path) -> None:
+    write(tmp_path, """
+        import gc, weakref
+        import torch
+        w = torch.nn.Linear(400, 400)
+        opt = torch.optim.SGD(w.parameters(), lr=1e-6)
+        alive = []
+        for i in range(6):
+            big = w(torch.randn(4000, 400))
+            outs = [big * 2]
+            pair = (big + 1, outs[0] + 1)
+            alive.append(weakref.ref(pair[0]))
+            loss = pair[1].mean() + pair[0].mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            del big, outs, pair, loss
+            print(sum(ref() is not None for ref in alive))
+        """)  # fmt: skip
+    plain, ran = python(tmp_path, "train.py"), nanopsy(tmp_path, "train.py")
+    assert ran.status == 0, ran.err
+    assert ran.out == plain.stdout

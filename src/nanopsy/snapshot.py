@@ -23,6 +23,9 @@ from nanopsy.registry import Registry
 _SMALL = 1 << 20
 """Buffers up to this many bytes are copied each round (batch norm writes them without bumping their version); larger
 ones only once their version has been seen to change."""
+_HELD = 4 << 20
+"""Tensors among local names are held over a round up to this many bytes."""
+_LEFT_OUT = object()
 _USER_CLASSES: dict[type, bool] = {}
 _PLAIN = (int, float, str, bool, bytes, complex, tuple, type(None), torch.device, torch.dtype)
 
@@ -216,6 +219,22 @@ def _may_be_generator(kind: type) -> bool:
     return issubclass(kind, (random.Random, torch.Generator)) or kind.__name__ in ("Generator", "RandomState")
 
 
+def _without_graph(value: Any) -> Any:
+    """A local value without the memory that only its graph or its size keeps: the last step's activations must not outlive it."""
+    if isinstance(value, torch.Tensor):
+        if value.grad_fn is None and (value.requires_grad or value.numel() * value.element_size() <= _HELD):
+            return value
+        return value.detach() if value.numel() * value.element_size() <= _HELD else _LEFT_OUT
+    if type(value) is tuple and any(isinstance(entry, torch.Tensor) for entry in value):
+        kept = tuple(_without_graph(entry) for entry in value)
+        return _LEFT_OUT if any(entry is _LEFT_OUT for entry in kept) else kept
+    if type(value) in (list, dict):
+        entries = value.values() if isinstance(value, dict) else value[:8]
+        if any(isinstance(entry, torch.Tensor) and entry.grad_fn is not None for entry in entries):
+            return _LEFT_OUT
+    return value
+
+
 @dataclass(slots=True)
 class FrameState:
     """The loop's local names, and what hangs on them: plain attributes of the user's own objects, lengths of lists, random generators."""
@@ -227,7 +246,7 @@ class FrameState:
 
     @classmethod
     def of(cls, frame: FrameType) -> FrameState:
-        names = dict(frame.f_locals)
+        names = {name: kept for name, value in frame.f_locals.items() if (kept := _without_graph(value)) is not _LEFT_OUT}
         attributes, lengths, generators = [], [], []
         found: list[Any] = list(names.values())
         if frame.f_globals is not frame.f_locals:
@@ -242,8 +261,9 @@ class FrameState:
             elif _is_user_class(type(value)):
                 kept = {}
                 for key, entry in value.__dict__.items():
-                    if isinstance(entry, _PLAIN) or (isinstance(entry, torch.Tensor) and not isinstance(entry, torch.nn.Parameter)):
-                        kept[key] = entry
+                    held = _without_graph(entry) if isinstance(entry, (torch.Tensor, tuple)) else entry
+                    if held is not _LEFT_OUT and isinstance(held, (*_PLAIN, torch.Tensor)) and not isinstance(held, torch.nn.Parameter):
+                        kept[key] = held
                     elif type(entry) is list:
                         lengths.append((entry, len(entry)))
                     elif _may_be_generator(type(entry)):

@@ -104,7 +104,8 @@ class Watch:
     weights: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RING))
     steps: int = 0
     steps_of: dict[int, int] = field(default_factory=dict)
-    pending: list[Sequence[torch.Tensor]] = field(default_factory=list)
+    pending: deque[Sequence[torch.Tensor]] = field(default_factory=lambda: deque(maxlen=16))
+    """The losses of the backward passes since the last optimizer step."""
     backwards: int = 0
     scaler_skips: int = 0
     scaler_skips_in_a_row: int = 0
