@@ -72,6 +72,7 @@ class _Buffer:
     tensor: torch.Tensor
     shadow: torch.Tensor | None = None
     version: int = -1
+    large: bool = False
 
 
 def _shallow(value: Any) -> Any:
@@ -113,27 +114,28 @@ class State:
 
     def _take_buffers(self) -> None:
         self._refresh()
-        targets, sources = [], []
+        copies: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for buffer in self._buffers:
             module = buffer.module()
-            if module is None:
-                continue
-            current = module._buffers.get(buffer.name)
+            current = module._buffers.get(buffer.name) if module is not None else None
             if current is None:
                 continue
-            if current is not buffer.tensor:
-                buffer.tensor, buffer.shadow, buffer.version = current, None, -1
-            if current.numel() * current.element_size() > _SMALL:
+            if current is not buffer.tensor or buffer.shadow is None:
+                if current is not buffer.tensor:
+                    buffer.tensor, buffer.shadow, buffer.version = current, None, -1
+                buffer.large = current.numel() * current.element_size() > _SMALL
+            if buffer.large:
                 before, buffer.version = buffer.version, current._version
                 if before in (-1, buffer.version):
                     continue
             if buffer.shadow is None:
                 buffer.shadow = current.detach().clone()
-            else:
-                targets.append(buffer.shadow)
-                sources.append(current.detach())
-        if targets:
-            with torch.no_grad():
+                continue
+            targets, sources = copies.setdefault(current.dtype, ([], []))
+            targets.append(buffer.shadow)
+            sources.append(current)
+        with torch.no_grad():
+            for targets, sources in copies.values():
                 torch._foreach_copy_(targets, sources)
 
     def buffers_now(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
