@@ -25,8 +25,26 @@ class OnlyCompiled(Cause):
 
     code, slug = "NAN902", "only-compiled"
     runs_as = "script"
-    bad = ""
-    good = ""
+    bad = """
+import torch
+
+def faulty(graph, inputs):
+    def run(*args):
+        return tuple(out * float("nan") for out in graph(*args))
+    return run
+
+torch.manual_seed(0)
+net = torch.nn.Linear(3, 1)
+compiled = torch.compile(net, backend=faulty)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    x = torch.randn(5, 3)
+    loss = (compiled(x) if step == 2 else net(x)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    good = bad.replace("float(\"nan\")", "1.0")
 
     def claim(self, birth: Birth) -> Claim | None:
         if birth.phase != "compiled":
