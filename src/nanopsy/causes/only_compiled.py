@@ -44,7 +44,7 @@ for step in range(4):
     loss.backward()
     optimizer.step()
 """
-    good = bad.replace("float(\"nan\")", "1.0")
+    good = bad.replace('float("nan")', "1.0")
 
     def claim(self, birth: Birth) -> Claim | None:
         if birth.phase != "compiled":
