@@ -39,7 +39,7 @@ IDIOMS = {
         """,
     "for over a loader with workers, pinned": """
         if __name__ == "__main__":
-            for (x,) in DataLoader(TensorDataset(X), batch_size=4, num_workers=2, pin_memory=False):
+            for (x,) in DataLoader(TensorDataset(X), batch_size=4, num_workers=2, pin_memory=True):
                 step(x)
         """,
     "shuffled": """
@@ -484,3 +484,23 @@ def test_the_last_steps_activations_are_not_kept(tmp_path: Path) -> None:
     plain, ran = python(tmp_path, "train.py"), nanopsy(tmp_path, "train.py")
     assert ran.status == 0, ran.err
     assert ran.out == plain.stdout
+
+
+def test_many_bad_steps_are_skipped_and_the_unexamined_are_counted(tmp_path: Path) -> None:
+    write(tmp_path, """
+        import torch
+        torch.manual_seed(0)
+        w = torch.nn.Linear(2, 1)
+        opt = torch.optim.SGD(w.parameters(), lr=0.1)
+        for i in range(12):
+            loss = (w(torch.randn(4, 2)) / (0.0 if i >= 3 else 1.0)).pow(2).mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        print(all(p.isfinite().all().item() for p in w.parameters()))
+        """)  # fmt: skip
+    ran = nanopsy(tmp_path, "train.py", options=("--on-incident", "skip"))
+    assert ran.status == 0, ran.err
+    assert ran.out.strip().endswith("True"), "every bad step is skipped, examined or not"
+    assert ran.incident["count"] == 5
+    assert any(note.startswith("4 further bad steps") for note in ran.report["notes"]), ran.report["notes"]

@@ -48,10 +48,10 @@ class Examiner:
         self._replay = Replay()
         self._opened = 0
         self.replays = 0
+        self.unexamined = 0
         self._stepped: Counter[int] = Counter()
         self._to_suppress: Counter[int] = Counter()
         self._closure: tuple[Any, ...] | None = None
-        self._incident: Incident | None = None
         self._muted: contextlib.ExitStack | None = None
         self._began = 0.0
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -63,7 +63,7 @@ class Examiner:
     def before_backward(self, roots: Sequence[torch.Tensor], frame: FrameType) -> None:
         if self.mode == "watch":
             self.loops.trained(frame)
-            if self.watch.host_losses_bad(roots):
+            if self._opened < MOST_AUTOPSIES and self.watch.host_losses_bad(roots):
                 self._open(What.LOSS, [root for group in self.watch.pending for root in group], None, frame, backward_done=False)
             return
         if self.mode == "replay":
@@ -267,7 +267,6 @@ class Examiner:
                 _clear(optimizer_parameters(optimizer))
             return
         self.live, self.rounds = live, live.rounds()
-        self.fault.round_number = self.rounds[-1].number
         first = self.rounds[0]
         self._stepped = self.loops.steps_since(first)
         self._buffers = self.loops.state.buffers_now()
@@ -394,8 +393,8 @@ class Examiner:
     # -- concluding ------------------------------------------------------------------------------
 
     def _count_only(self) -> None:
-        if self.diagnosis.incidents:
-            self.diagnosis.incidents[-1].count += 1
+        """Beyond the limit an incident is counted and not opened; nothing is said of its cause."""
+        self.unexamined += 1
 
     def _conclude(self, incident: Incident) -> None:
         """Record the incident, then stop the script or let the failing round through once more."""
@@ -411,7 +410,6 @@ class Examiner:
                 break
         else:
             self.diagnosis.incidents.append(incident)
-        self._incident = incident
         self.watch.recording = True
         self.watch.pending.clear()
         self._plan = None

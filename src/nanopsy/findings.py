@@ -190,7 +190,7 @@ def made_earlier(incident: Incident) -> bool:
     if not incident.findings:
         return False
     first = incident.findings[0]
-    return first.code == "NAN701" and first.evidence.get("came") == "earlier"
+    return first.evidence.get("came") == "earlier"
 
 
 def plain(value: object) -> object:

@@ -68,7 +68,7 @@ class Plan:
         for finding in findings[:2]:
             verified.append((yield from self._cure(finding, evidence)))
         incident = Incident(fault.step, fault.what, outcome, [*verified, *findings[2:]], replays=self.examiner.replays - started)
-        incident.detail = self._compared(fault, matches, len(tries))
+        incident.detail = "; ".join(part for part in (fault.detail, self._compared(fault, matches, len(tries))) if part)
         incident.weights = self._weights_text(fault, kept)
         return incident
 
@@ -105,7 +105,7 @@ class Plan:
         later = Evidence.gather(self.examiner, evidence.fault, traced)
         for other in diagnose(later)[:1]:
             birth = later.birth_of(other)
-            if birth is None or other.location is None or other.code[:4] in ("NAN6", "NAN7"):
+            if birth is None or other.location is None or birth.phase not in ("forward", "backward"):
                 continue
             place = patch.original(other.location)
             discard = birth.discard

@@ -24,10 +24,6 @@ class FloatFormat:
     smallest: float
     max: float
 
-    def holds(self, value: float) -> bool:
-        """Whether ``value`` survives rounding to this format, neither to zero nor to infinity."""
-        return value == 0 or (abs(value) >= self.smallest / 2 and abs(value) <= self.max)
-
 
 FORMATS: Mapping[str, FloatFormat] = {
     "float16": FloatFormat("float16", 2.0**-10, 2.0**-14, 2.0**-24, 65504.0),
@@ -35,8 +31,6 @@ FORMATS: Mapping[str, FloatFormat] = {
     "float32": FloatFormat("float32", 2.0**-23, 2.0**-126, 2.0**-149, 3.4028234663852886e38),
     "float64": FloatFormat("float64", 2.0**-52, 2.0**-1022, 5e-324, 1.7976931348623157e308),
 }
-HALF = ("float16",)
-LOW = ("float16", "bfloat16")
 
 
 class OriginKind(StrEnum):

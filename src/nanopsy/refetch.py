@@ -178,7 +178,7 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def refetched(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
     """Findings about bad data, sharpened by the dataset's own story where it can be told."""
-    if not findings or findings[0].code != "NAN701" or FETCHES.last is None or findings[0].evidence.get("came") != "batch":
+    if not findings or FETCHES.last is None or findings[0].evidence.get("came") != "batch":
         return findings
     iterator, indices = FETCHES.last
     dataset, collate = getattr(iterator, "_dataset", None), getattr(iterator, "_collate_fn", None)

@@ -34,7 +34,6 @@ class Fault:
     optimizer: Optimizer | None
     place: Site | None
     backward_done: bool
-    round_number: int = 0
     detail: str = ""
     bad_gradients: int = 0
     """How many gradients were bad when the watch noticed."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from nanopsy import registry
 from nanopsy.errors import EXIT_FINDINGS, NanopsyError
-from nanopsy.examiner import Examiner
+from nanopsy.examiner import MOST_AUTOPSIES, Examiner
 from nanopsy.findings import Diagnosis, Outcome, made_earlier
 from nanopsy.instrument import NAME, UserFinder, UserLoader, compile_user
 from nanopsy.refetch import FETCHES
@@ -223,6 +223,8 @@ def _finish(examiner: Any, options: RunOptions, status: int | None) -> int:
     watch = examiner.watch
     if watch.scaler_skips:
         diagnosis.notes.append(f"GradScaler skipped {watch.scaler_skips} steps while it looked for its scale; that is normal")
+    if examiner.unexamined:
+        diagnosis.notes.append(f"{examiner.unexamined} further bad steps were not examined: a run opens {MOST_AUTOPSIES} at most")
     if options.json is not None:
         write_json(diagnosis, options.json)
     if diagnosis.incidents:

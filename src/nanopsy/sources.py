@@ -66,19 +66,6 @@ class Source:
                     best = node
         return best
 
-    def enclosing(self, location: Location) -> list[ast.AST]:
-        """Nodes that contain ``location``, innermost first."""
-        inside = []
-        for node in ast.walk(self.tree):
-            if not hasattr(node, "lineno"):
-                continue
-            place = self.location(node)
-            begins = (place.line, place.column) <= (location.line, location.column)
-            ends = (place.end_line, place.end_column) >= (location.end_line, location.end_column)
-            if begins and ends:
-                inside.append(node)
-        return sorted(inside, key=lambda node: self.span(node)[1] - self.span(node)[0])
-
 
 def _bare(location: Location) -> Location:
     return Location(location.file, location.line, location.column, location.end_line, location.end_column)

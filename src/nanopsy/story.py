@@ -33,7 +33,6 @@ class Ancestry:
     leaf_value: float = math.nan
     constant: Node | None = None
     """A bad value written on purpose: a fill with -inf or NaN."""
-    inf_after_nan: bool = False
 
     @property
     def birth(self) -> Node | None:

@@ -183,7 +183,6 @@ class Trace(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self.keep = keep
-        self._weights = weights
         self._pins: list[object] = []
         self._by_sequence: dict[int, int] = {}
         self._derived: set[int] = set(weights)
