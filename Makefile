@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 
 $(VENV)/.made: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[torch,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[depth,docs,dev]"
 	touch $@
 
 .venv: $(VENV)/.made

@@ -42,6 +42,8 @@ ALLOWED: dict[str, set[str]] = {
     "rerun": {"_torch", "diagnose", "examiner", "findings", "registry", "replay", "rewind", "run", "trace", "watching"},
     "run": {"errors", "examiner", "findings", "instrument", "refetch", "registry", "replay", "report", "rerun", "rewind", "snapshot"},
     "library": {"_torch", "diagnose", "errors", "examiner", "findings", "registry", "replay", "rewind", "snapshot", "trace", "watching"},
+    "stable": {"_torch", "errors", "stable"},
+    "depth": {"depth", "stable"},
     "cli": {"causes", "errors", "run", "nanopsy"},
     "__main__": {"cli"},
     "__init__": {"errors", "findings", "library", "nanopsy"},

@@ -14,6 +14,7 @@ __all__ = [
     "Optimizer",
     "autograd_node",
     "foreach_norm",
+    "is_transformed",
     "node_sequence",
     "register_optimizer_step_post_hook",
     "register_optimizer_step_pre_hook",
@@ -46,6 +47,14 @@ def node_sequence(node: Any) -> int:
 def foreach_norm(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The 2-norm of each tensor in one fused call."""
     return list(torch._foreach_norm(list(tensors), 2))
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether a ``torch.func`` transform stands behind a tensor: under ``vmap`` the number of True in it is not one number. True where torch cannot say."""
+    try:
+        return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+    except AttributeError:
+        return True
 
 
 def storage_key(tensor: torch.Tensor) -> int:

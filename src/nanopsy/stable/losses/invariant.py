@@ -1,0 +1,94 @@
+"""Scale- and shift-invariant losses (MiDaS): least-squares aligned, or normalised by median and deviation and trimmed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanopsy.stable import _arguments as arguments
+from nanopsy.stable._select import nonzero, pattern, select, selected_size
+from nanopsy.stable.alignment import align_scale_and_shift, normalize_by_median
+from nanopsy.stable.losses._module import Loss
+from nanopsy.stable.losses._reduce import over, over_images, pair
+from nanopsy.stable.losses.gradients import gradient_matching
+
+__all__ = ["ScaleAndShiftInvariant", "TrimmedProcrustes", "scale_and_shift_invariant", "trimmed_procrustes"]
+
+
+def scale_and_shift_invariant(
+    prediction: Tensor, target: Tensor, mask: Tensor | None = None, *, alpha: float = 0.5, scales: int = 4, trim: float = 0.0, reduction: str = "batch"
+) -> Tensor:
+    """Squared error after least-squares alignment, with multi-scale gradient matching.
+
+    Args:
+        prediction: relative inverse depth (or depth), ``B x 1 x H x W``, any floating dtype (half precision gives float32).
+        target: same shape.
+        mask: boolean, broadcastable.
+        alpha: weight of the gradient term, not negative; 0 leaves it out.
+        scales: its number of scales.
+        trim: fraction of the pixels with the largest residuals that the alignment leaves out, see `align_scale_and_shift`.
+        reduction: ``batch`` or ``image``.
+
+    Returns:
+        sum((s p + h - t)^2) / (2 M) + alpha * gradient matching. A constant prediction is aligned to the mean target (published: division by a determinant
+        of 0); an empty mask gives 0 with zero gradient.
+
+    Source: Ranftl et al. 2020 (MiDaS), equations 2, 4 and 11.
+    """
+    where = "nanopsy.stable.scale_and_shift_invariant"
+    arguments.number(where, "alpha", alpha, least=0)
+    arguments.image(where, prediction=prediction, target=target)
+    p, t, _ = pair(where, prediction, target, mask)
+    aligned = align_scale_and_shift(p, t, mask, dim=(1, 2, 3), trim=trim).apply(p)
+    dim = over(where, p, reduction)
+    keep = None if mask is None else pattern(mask, p)
+    total = selected_size(p, mask, dim, keepdim=True)
+    loss = select(aligned - t, keep).square().sum(dim, keepdim=True) / (2 * nonzero(total))
+    data = loss.squeeze() if reduction == "batch" else over_images(loss, total)
+    return data + alpha * gradient_matching(aligned, t, mask, scales=scales, reduction=reduction) if alpha else data
+
+
+def trimmed_procrustes(
+    prediction: Tensor, target: Tensor, mask: Tensor | None = None, *, alpha: float = 0.5, scales: int = 4, trim: float = 0.2, reduction: str = "batch"
+) -> Tensor:
+    """Absolute error of median-normalised maps without its largest part, with multi-scale gradient matching.
+
+    Args:
+        prediction, target, mask, alpha, scales, reduction: as in `scale_and_shift_invariant`.
+        trim: fraction in [0, 1) of each image's selected pixels, those with the largest errors, that is left out.
+
+    Returns:
+        sum of the kept |p' - t'| / (2 M) + alpha * gradient matching of p' and t', each (x - median) / mean absolute deviation over the selected pixels.
+        (A widely copied implementation slices the wrong result of ``sort`` and so trims nothing, and takes medians over invalid zeros as well.)
+
+    Source: Ranftl et al. 2020 (MiDaS), equations 5 to 7.
+    """
+    where = "nanopsy.stable.trimmed_procrustes"
+    arguments.number(where, "alpha", alpha, least=0)
+    arguments.number(where, "trim", trim, least=0, below=1)
+    arguments.image(where, prediction=prediction, target=target)
+    p, t, keep = pair(where, prediction, target, mask)
+    p, t = normalize_by_median(p, mask, dim=(1, 2, 3)), normalize_by_median(t, mask, dim=(1, 2, 3))
+    error = select((p - t).abs(), keep).flatten(1)
+    chosen = torch.ones_like(error, dtype=torch.bool) if mask is None else mask.expand(p.shape).flatten(1)
+    count = chosen.sum(1, keepdim=True)
+    if error.shape[1]:
+        index = torch.where(chosen, error.detach(), torch.inf).argsort(1)
+        kept = (count.to(torch.float32) * (1 - trim)).floor().clamp(min=1)
+        near = torch.arange(error.shape[1], device=error.device).expand_as(error) < torch.minimum(kept, count)
+        error = select(error.gather(1, index), pattern(near, error))
+    sums, totals = error.sum(1), count.squeeze(1).to(p.dtype)
+    data = sums.sum() / (2 * nonzero(totals.sum())) if reduction == "batch" else over_images(sums / (2 * nonzero(totals)), totals)
+    return data + alpha * gradient_matching(p, t, mask, scales=scales, reduction=reduction) if alpha else data
+
+
+class ScaleAndShiftInvariant(Loss):
+    """`scale_and_shift_invariant` as a module."""
+
+    function = staticmethod(scale_and_shift_invariant)
+
+
+class TrimmedProcrustes(Loss):
+    """`trimmed_procrustes` as a module."""
+
+    function = staticmethod(trimmed_procrustes)
