@@ -115,7 +115,7 @@ class DepthMetrics(Metric):
         arguments.boolean(where, mask, target)
         rules = self.protocol
         p, t = prediction.detach().double(), target.detach().double()
-        counted = (t > rules.min_depth) & (t < rules.max_depth) & rules.crop.mask(t.shape[-2], t.shape[-1], t.device)
+        counted = (target > rules.min_depth) & (target < rules.max_depth) & rules.crop.mask(t.shape[-2], t.shape[-1], t.device)
         if mask is not None:
             counted = counted & mask
         lost = counted & ~p.isfinite()
