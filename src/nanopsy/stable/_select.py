@@ -18,6 +18,11 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 HALF = (torch.float16, torch.bfloat16)
 
 
+def eager(x: Tensor) -> bool:
+    """Whether values can be looked at for nothing: an ordinary tensor on a CPU, outside compilers and transforms."""
+    return x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling() and not is_transformed(x)
+
+
 def compact(mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """On a CPU in eager mode, the selected elements of the tensors as vectors, and no mask; else both as they are.
 
@@ -25,8 +30,7 @@ def compact(mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor | None, tuple
     ``vmap`` needs fixed shapes; there the mask stays.
     """
     first = tensors[0]
-    eager = mask is not None and mask.device.type == "cpu" and type(mask) is Tensor and not torch.compiler.is_compiling() and not is_transformed(mask)
-    if mask is None or not eager:
+    if mask is None or not eager(mask):
         return mask, tensors
     index = mask.expand(first.shape).flatten().nonzero().squeeze(1)
     return None, tuple(x.expand(first.shape).flatten().index_select(0, index) for x in tensors)
@@ -48,6 +52,23 @@ class _Select(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return select(grad, ctx.saved_tensors[0]), None
+
+
+class _Chosen(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, keep: Tensor, otherwise: float) -> Tensor:
+        bits = torch.full((), otherwise, dtype=x.dtype, device=x.device).view(keep.dtype)
+        return ((x.view(keep.dtype) & keep) | (~keep & bits)).view(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return select(grad, ctx.saved_tensors[0]), None, None
 
 
 class _Nonzero(torch.autograd.Function):
@@ -79,15 +100,31 @@ def select(x: Tensor, keep: Tensor | None) -> Tensor:
     return selected
 
 
+def chosen(x: Tensor, keep: Tensor, otherwise: float) -> Tensor:
+    """``x`` where selected, a number elsewhere, whatever lies there; the gradient is 0 elsewhere."""
+    filled: Tensor = _Chosen.apply(x, keep, otherwise)  # type: ignore[no-untyped-call]
+    return filled
+
+
+def positive(x: Tensor) -> Tensor:
+    """A non-negative number with exact zeros replaced by inf: `nonzero` in one pass."""
+    return F.threshold(x, 0.0, float("inf"))
+
+
 def nonzero(x: Tensor, value: float = float("inf")) -> Tensor:
     """``x`` with exact zeros replaced by ``value`` (inf: a division by it gives 0, and so does its gradient)."""
     changed: Tensor = _Nonzero.apply(x, value)  # type: ignore[no-untyped-call]
     return changed
 
 
+def largest(x: Tensor, dim: tuple[int, ...]) -> Tensor:
+    """The largest magnitude along ``dim``, which is kept."""
+    return torch.maximum(x.amax(dim, keepdim=True), -x.amin(dim, keepdim=True))
+
+
 def binade(x: Tensor) -> Tensor:
     """The power of two at or below a magnitude, to scale by without rounding; 1 for 0, the largest for inf."""
-    return nonzero(x.clamp(max=torch.finfo(x.dtype).max), 1.0).log2().floor().exp2()
+    return F.threshold(x.clamp(max=torch.finfo(x.dtype).max), 0.0, 1.0).log2().floor().exp2()
 
 
 def wide(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanopsy.stable import _arguments as arguments
-from nanopsy.stable._select import nonzero, pattern, select, wide
+from nanopsy.stable._select import chosen, nonzero, pattern, select, wide
 
 __all__ = ["inverse_softplus", "masked_log_softmax", "masked_logsumexp", "masked_softmax", "softplus"]
 
@@ -80,7 +80,8 @@ def _scores(where: str, x: Tensor, mask: Tensor | None, dim: int) -> tuple[Tenso
     lowest = torch.finfo(scores.dtype).min
     if mask is None:
         return scores.clamp(min=lowest), None
-    return scores.masked_fill(~mask, lowest).clamp(min=lowest), pattern(mask, scores)
+    keep = pattern(mask, scores)
+    return chosen(scores, keep, lowest).clamp(min=lowest), keep
 
 
 def masked_softmax(x: Tensor, mask: Tensor | None = None, *, dim: int = -1) -> Tensor:
@@ -118,9 +119,9 @@ def masked_log_softmax(x: Tensor, mask: Tensor | None = None, *, dim: int = -1) 
     scores, keep = _scores("nanopsy.stable.masked_log_softmax", x, mask, dim)
     lowest = torch.finfo(x.dtype).min
     logs = scores.log_softmax(dim)
-    if mask is not None:
-        logs = select(logs, keep).masked_fill(~mask, lowest)
-    return logs.clamp(min=lowest).to(x.dtype)
+    if keep is not None:
+        logs = chosen(logs, keep, lowest)
+    return logs.to(x.dtype)
 
 
 def masked_logsumexp(x: Tensor, mask: Tensor | None = None, *, dim: int = -1, keepdim: bool = False) -> Tensor:

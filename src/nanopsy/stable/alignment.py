@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nanopsy.stable import _arguments as arguments
 from nanopsy.stable._arguments import Dim
-from nanopsy.stable._select import binade, nonzero, select
+from nanopsy.stable._select import binade, largest, nonzero, select, wide
 from nanopsy.stable.order import masked_median, masked_quantile
 from nanopsy.stable.statistics import centred, masked_mean, mean_of, selection
 
@@ -77,19 +77,19 @@ def align_scale_and_shift(
 
 def _fit(where: str, prediction: Tensor, target: Tensor, mask: Tensor | None, weight: Tensor | None, dim: Dim) -> ScaleAndShift:
     p = selection(where, prediction, mask, weight, dim)
-    t = selection(where, target, mask, weight, dim)
+    arguments.floating(where, target=target)
+    t = p._replace(values=select(wide(target).to(p.values.dtype), p.keep))
     about_p, about_t = centred(p), centred(t)
-    weighted = about_p if p.weight is None else about_p * p.weight
     if about_p.numel():
-        spread = about_p.detach().abs().amax(p.dim, keepdim=True)
-        level = p.values.detach().abs().amax(p.dim, keepdim=True)
+        spread, level = largest(about_p.detach(), p.dim), largest(p.values.detach(), p.dim)
         varies = spread > 4 * torch.finfo(about_p.dtype).eps * level
     else:
         spread = about_p.new_ones(()).expand_as(p.total)
         varies = torch.zeros_like(p.total, dtype=torch.bool)
     unit = binade(spread)
-    squares = (weighted / unit * (about_p / unit)).sum(p.dim, keepdim=True)
-    products = (weighted / unit * about_t).sum(p.dim, keepdim=True)
+    scaled = about_p / unit
+    weighted = scaled if p.weight is None else scaled * p.weight
+    squares, products = (weighted * scaled).sum(p.dim, keepdim=True), (weighted * about_t).sum(p.dim, keepdim=True)
     scale = torch.where(varies, products / torch.where(varies, squares, 1.0) / unit, 0.0)
     return ScaleAndShift(scale, mean_of(t) - scale * mean_of(p))
 

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanopsy.stable import _arguments as arguments
-from nanopsy.stable._select import nonzero, wide
+from nanopsy.stable._select import nonzero, positive, wide
 
 __all__ = ["acos", "asin", "atan2", "divide", "exp", "log", "log1mexp", "power", "reciprocal", "sqrt", "where_safe", "xlogy"]
 
@@ -32,7 +33,7 @@ class _Sqrt(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * (0.5 / nonzero(ctx.saved_tensors[0]))
+        return grad * (0.5 / positive(ctx.saved_tensors[0]))
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -55,23 +56,25 @@ def sqrt(x: Tensor) -> Tensor:
 
 
 class _Power(torch.autograd.Function):
-    """x ** p with 0 in place of the infinities that a negative p makes at 0: closed under differentiation."""
+    """x ** p for p > 0; its slope for p < 1 is p x^p / x, which is 0 at 0."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, p: float) -> Tensor:
-        return (nonzero(x) if p < 0 else x).pow(p)
+        return x.pow(p)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
         x, ctx.p = inputs
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x, output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return grad * (ctx.p * _Power.apply(x, ctx.p - 1)), None  # type: ignore[no-untyped-call]
+        x, y = ctx.saved_tensors
+        if ctx.p < 1:
+            return grad * (y / nonzero(x) * ctx.p), None
+        return grad * (ctx.p * _Power.apply(x, ctx.p - 1) if ctx.p > 1 else 1.0), None  # type: ignore[no-untyped-call]
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
@@ -97,8 +100,25 @@ def power(x: Tensor, exponent: float) -> Tensor:
     return raised
 
 
+class _Log(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, floor: float) -> Tensor:
+        return x.clamp(min=floor).log()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        x, ctx.floor = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad / F.threshold(ctx.saved_tensors[0], ctx.floor, math.inf), None
+
+
 def log(x: Tensor, floor: float | None = None) -> Tensor:
-    """Natural logarithm of ``max(x, floor)``: bounded below, with gradient 0 under the floor.
+    """Natural logarithm of ``max(x, floor)``: bounded below, with gradient 0 at and under the floor.
 
     Args:
         x: any shape, any floating dtype.
@@ -118,7 +138,8 @@ def log(x: Tensor, floor: float | None = None) -> Tensor:
     arguments.floating(where, x=x)
     if floor is not None:
         arguments.number(where, "floor", floor, above=0)
-    return x.clamp(min=torch.finfo(x.dtype).tiny if floor is None else floor).log()
+    value: Tensor = _Log.apply(x, torch.finfo(x.dtype).tiny if floor is None else floor)  # type: ignore[no-untyped-call]
+    return value
 
 
 def exp(x: Tensor, limit: float | None = None) -> Tensor:
@@ -144,32 +165,32 @@ def exp(x: Tensor, limit: float | None = None) -> Tensor:
 
 
 class _Arc(torch.autograd.Function):
-    """acos or asin of an argument in [-1, 1]; the slope is 0 at its ends."""
+    """acos or asin; an excess over 1 of at most ``slack`` counts as 1. The slope is 0 there."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, cosine: bool) -> Tensor:  # noqa: FBT001
-        return x.acos() if cosine else x.asin()
+    def forward(x: Tensor, cosine: bool, slack: float) -> Tensor:  # noqa: FBT001
+        inside = x.clamp(-1, 1)
+        inside = inside + F.hardshrink(x - inside, slack)
+        return inside.acos() if cosine else inside.asin()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
-        x, cosine = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, bool, float], output: Tensor) -> None:
+        x, cosine, _ = inputs
         ctx.sign = -1.0 if cosine else 1.0
         ctx.save_for_backward(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        return grad * (ctx.sign / nonzero(sqrt((1 - x) * (1 + x)))), None
+        return grad * (ctx.sign * positive((1 - x) * (1 + x)).rsqrt()), None, None
 
 
 def _arc(where: str, x: Tensor, *, cosine: bool) -> Tensor:
     arguments.floating(where, x=x)
     wider = wide(x)
-    slack = 64 * torch.finfo(x.dtype).eps
-    excess = (wider.detach().abs() - 1).clamp(0, slack)
-    angle: Tensor = _Arc.apply(wider - torch.copysign(excess, wider.detach()), cosine)  # type: ignore[no-untyped-call]
+    angle: Tensor = _Arc.apply(wider, cosine, 64 * torch.finfo(x.dtype).eps)  # type: ignore[no-untyped-call]
     return angle.to(x.dtype)
 
 
@@ -211,10 +232,14 @@ class _Atan2(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         y, x = ctx.saved_tensors
-        size = nonzero(torch.maximum(y.detach().abs(), x.detach().abs()))
-        a, b = y / size, x / size
-        slope = grad / nonzero(a * a + b * b) / size
-        return slope * b, -slope * a
+        if torch.is_grad_enabled():  # differentiated again: hypot has no second derivative at the origin
+            size = positive(torch.maximum(y.detach().abs(), x.detach().abs()))
+            a, b = y / size, x / size
+            slope = grad / positive(a * a + b * b) / size
+            return slope * b, -slope * a
+        length = positive(torch.hypot(y, x))
+        slope = grad / length
+        return slope * (x / length), -slope * (y / length)
 
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanopsy.stable import _arguments as arguments
 from nanopsy.stable._arguments import Dim
-from nanopsy.stable._select import binade, compact, nonzero, pattern, select, selected_size, size_along, wide
+from nanopsy.stable._select import binade, compact, eager, largest, nonzero, pattern, select, selected_size, size_along, wide
 from nanopsy.stable.elementary import sqrt
 
 __all__ = ["masked_mean", "masked_std", "masked_var"]
@@ -56,6 +56,8 @@ def mean_of(s: Selection, *, small: bool = False) -> Tensor:
     if small:
         return values.sum(s.dim, keepdim=True) / nonzero(s.total)
     shrink = _headroom(values, s.dim)
+    if shrink is None:
+        return values.sum(s.dim, keepdim=True) / nonzero(s.total)
     return (values * shrink).sum(s.dim, keepdim=True) / nonzero(s.total) / shrink
 
 
@@ -91,19 +93,17 @@ class _Centre(torch.autograd.Function):
         return select(grad - weight * each, keep), None, select(-c * each, keep) if ctx.needs_input_grad[2] else None, None, None, None
 
 
-def _headroom(values: Tensor, dim: tuple[int, ...]) -> Tensor:
-    """A power of two that keeps a sum of large values in range; 1 for all but values near the format's maximum."""
+def _headroom(values: Tensor, dim: tuple[int, ...]) -> Tensor | None:
+    """A power of two that keeps a sum of large values in range; 1 (None where that can be known) for all but values near the format's maximum."""
     count = size_along(values, dim)
     if count < 2 or values.numel() == 0:
-        return values.new_ones(())
-    low, high = (
-        torch.aminmax(values.detach().flatten())
-        if len(dim) == values.ndim
-        else (values.detach().amin(dim, keepdim=True), values.detach().amax(dim, keepdim=True))
-    )
-    top = torch.maximum(high, -low)
-    power = 2.0 ** -math.ceil(math.log2(count))
-    return torch.where(top > torch.finfo(values.dtype).max * power, power, 1.0).to(values.dtype)
+        return None
+    limit, power = torch.finfo(values.dtype).max, 2.0 ** -math.ceil(math.log2(count))
+    if eager(values):
+        low, high = torch.aminmax(values.detach().flatten())
+        if max(float(high), -float(low)) <= limit * power:
+            return None
+    return torch.where(largest(values.detach(), dim) > limit * power, power, 1.0).to(values.dtype)
 
 
 def shaped(result: Tensor, s: Selection, x: Tensor, dim: Dim, *, keepdim: bool) -> Tensor:
@@ -208,7 +208,7 @@ def masked_std(
     arguments.number(where, "correction", correction, least=0)
     s = selection(where, x, mask, weight, dim, dense=False)
     c = centred(s)
-    largest = binade(c.detach().abs().amax(s.dim, keepdim=True)) if c.numel() else c.new_ones(())
-    squares = (c / largest).square() if s.weight is None else (c / largest).square() * s.weight
-    result = largest * sqrt(squares.sum(s.dim, keepdim=True) / nonzero((s.total - correction).clamp(min=0) if correction else s.total))
+    unit = binade(largest(c.detach(), s.dim)) if c.numel() else c.new_ones(())
+    squares = (c / unit).square() if s.weight is None else (c / unit).square() * s.weight
+    result = unit * sqrt(squares.sum(s.dim, keepdim=True) / nonzero((s.total - correction).clamp(min=0) if correction else s.total))
     return shaped(filled(result, s.total, empty), s, x, dim, keepdim=keepdim)

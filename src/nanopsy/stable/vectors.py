@@ -9,14 +9,14 @@ from torch import Tensor
 
 from nanopsy.stable import _arguments as arguments
 from nanopsy.stable._arguments import Dim
-from nanopsy.stable._select import binade, nonzero, wide
+from nanopsy.stable._select import binade, largest, positive, wide
 
 __all__ = ["norm", "normalize"]
 
 
 def _unit(x: Tensor, dim: tuple[int, ...]) -> Tensor:
     """A power of two near the largest component of each vector."""
-    return x.new_ones(()) if 0 in x.shape else binade(x.detach().abs().amax(dim, keepdim=True))
+    return x.new_ones(()) if 0 in x.shape else binade(largest(x.detach(), dim))
 
 
 class _Norm(torch.autograd.Function):
@@ -26,6 +26,8 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, dim: tuple[int, ...]) -> Tensor:
+        if x.dtype != torch.float64 and x.device.type != "mps":  # its squares neither overflow nor vanish in float64
+            return torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=torch.float64).to(x.dtype) if dim else x.abs()
         unit = _unit(x, dim)
         return unit * (x / unit).square().sum(dim, keepdim=True).sqrt()
 
@@ -37,7 +39,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         x, length = ctx.saved_tensors
-        return grad * (x / nonzero(length)), None
+        return grad * (x / positive(length)), None
 
 
 def _norm(x: Tensor, dim: tuple[int, ...]) -> Tensor:
@@ -86,4 +88,4 @@ def normalize(x: Tensor, dim: Dim = -1) -> Tensor:
     arguments.floating(where, x=x)
     over = arguments.dims(where, dim, x.ndim)
     scaled = wide(x) / _unit(wide(x), over)
-    return (scaled / nonzero(_norm(scaled, over))).to(x.dtype)
+    return (scaled / positive(_norm(scaled, over))).to(x.dtype)

@@ -85,7 +85,7 @@ def edge_aware_smoothness(disparity: Tensor, image: Tensor, mask: Tensor | None 
     d, colours = select(wide(disparity), keep), wide(image).to(wide(disparity).dtype)
     if normalize:
         d = d / nonzero(masked_mean(d, mask, dim=(-2, -1), keepdim=True))
-    full = torch.ones_like(d, dtype=torch.bool) if mask is None else mask.expand(d.shape)
+    full = None if mask is None else mask.expand(d.shape)
     loss = d.new_zeros(())
     for dim in (-1, -2):
         n = d.shape[dim]
@@ -93,7 +93,8 @@ def edge_aware_smoothness(disparity: Tensor, image: Tensor, mask: Tensor | None 
             continue
         edge = (colours.narrow(dim, 1, n - 1) - colours.narrow(dim, 0, n - 1)).abs().mean(1, keepdim=True)
         step = (d.narrow(dim, 1, n - 1) - d.narrow(dim, 0, n - 1)).abs()
-        loss = loss + masked_mean(step * torch.exp(-edge), full.narrow(dim, 1, n - 1) & full.narrow(dim, 0, n - 1))
+        both = None if full is None else full.narrow(dim, 1, n - 1) & full.narrow(dim, 0, n - 1)
+        loss = loss + masked_mean(step * torch.exp(-edge), both)
     return loss
 
 

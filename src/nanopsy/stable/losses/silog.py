@@ -70,10 +70,9 @@ class _LogRatio(torch.autograd.Function):
     @staticmethod
     def forward(p: Tensor, t: Tensor, keep: Tensor | None) -> Tensor:
         difference = p - t
-        least = F.threshold(
-            torch.minimum(p, t), -torch.finfo(p.dtype).smallest_normal * torch.finfo(p.dtype).eps, math.nan
-        )  # the log of a negative number is NaN
-        return select(torch.copysign((difference.abs() / least).log1p(), difference), keep)
+        negative = -torch.finfo(p.dtype).smallest_normal * torch.finfo(p.dtype).eps
+        least = F.threshold(torch.minimum(p, t), negative, math.nan)  # the log of a negative number is NaN
+        return select(difference.abs().div_(least).log1p_().copysign_(difference), keep)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
@@ -112,6 +111,42 @@ class _LogDifference(torch.autograd.Function):
         )
 
 
+class _Moments(torch.autograd.Function):
+    """Mean and summed squared deviation of a log error, straight from depths (or a log-depth), in few passes.
+
+    The first derivative is written out; a second goes through the functions above, which are differentiable any number of times.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(p: Tensor, t: Tensor, keep: Tensor | None, total: Tensor, dim: tuple[int, ...], logs: bool) -> tuple[Tensor, Tensor, Tensor]:  # noqa: FBT001
+        g = _LogDifference.forward(p, t, keep) if logs else _LogRatio.forward(p, t, keep)
+        count = nonzero(total)
+        mean = g.sum(dim, keepdim=True) / count
+        c = select(g - mean, keep)
+        c = select(c.sub_(c.sum(dim, keepdim=True) / count), keep)
+        return mean, c.square().sum(dim, keepdim=True), c
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        p, t, keep, total, ctx.dim, ctx.logs = inputs
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(p, t, keep, total, output[2])
+
+    @staticmethod
+    def backward(ctx: Any, by_mean: Tensor, by_squares: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        p, t, keep, total, c = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            g = (_LogDifference if ctx.logs else _LogRatio).apply(p, t, keep)  # type: ignore[no-untyped-call]
+            c = centred(Selection(g, keep, None, total, ctx.dim, ()), small=True)
+        by_error = select(torch.add(by_mean / nonzero(total), c * (2 * by_squares)), keep)
+        by_p = None
+        if ctx.needs_input_grad[0]:
+            by_p = by_error if ctx.logs else _over(by_error, p, keep)
+        return by_p, -_over(by_error, t, keep) if ctx.needs_input_grad[1] else None, None, None, None, None
+
+
 def _checked(
     where: str, prediction: Tensor, target: Tensor, mask: Tensor | None, weight: Tensor | None, form: SILogForm
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
@@ -132,26 +167,28 @@ def _checked(
     return p, t, mask, None if mask is None else pattern(mask, p), weight
 
 
-def _of_log_error(where: str, g: Tensor, mask: Tensor | None, keep: Tensor | None, weight: Tensor | None, form: SILogForm) -> Tensor:
-    """The loss of a log error that is 0 where not selected."""
-    dim = over(where, g, form.reduction)
+def _loss(where: str, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], form: SILogForm, *, logs: bool) -> Tensor:
+    """The loss of what `_checked` returned."""
+    p, t, mask, keep, weight = inputs
+    dim = over(where, p, form.reduction)
     if weight is None:
-        s = Selection(g, keep, None, selected_size(g, mask, dim, keepdim=True), dim, ())
+        total = selected_size(p, mask, dim, keepdim=True)
+        mean, squares, _ = _Moments.apply(p, t, keep, total, dim, logs)  # type: ignore[no-untyped-call]
     else:
-        w = select(weight.to(g.dtype).expand(g.shape), keep)
-        s = Selection(g, keep, w, w.sum(dim, keepdim=True), dim, ())
-    c = centred(s, small=True)
-    squares = c.square() if s.weight is None else c.square() * s.weight
-    divisor = (s.total - form.correction).clamp(min=0) if form.correction else s.total
-    d = squares.sum(dim, keepdim=True) / nonzero(divisor)
+        g = (_LogDifference if logs else _LogRatio).apply(p, t, keep)  # type: ignore[no-untyped-call]
+        w = select(weight.to(p.dtype).expand(p.shape), keep)
+        total = w.sum(dim, keepdim=True)
+        s = Selection(g, keep, w, total, dim, ())
+        mean, squares = mean_of(s, small=True), (centred(s, small=True).square() * w).sum(dim, keepdim=True)
+    d = squares / nonzero((total - form.correction).clamp(min=0) if form.correction else total)
     if form.lam < 1:
-        d = d + (1 - form.lam) * mean_of(s, small=True).square()
+        d = d + (1 - form.lam) * mean.square()
     if form.root:
         d = sqrt(d + form.under_root) if form.under_root else sqrt(d)
     loss = form.scale * d
     if form.under_root:
-        loss = torch.where(s.total > 0, loss, 0.0)
-    return loss.squeeze() if form.reduction == "batch" else over_images(loss, s.total)
+        loss = torch.where(total > 0, loss, 0.0)
+    return loss.squeeze() if form.reduction == "batch" else over_images(loss, total)
 
 
 def silog(
@@ -188,8 +225,7 @@ def silog(
     p, t, mask, keep, weight = _checked(where, prediction, target, mask, weight, form)
     if form.offset:
         p, t = p + form.offset, t + form.offset
-    g: Tensor = _LogRatio.apply(p, t, keep)  # type: ignore[no-untyped-call]
-    return _of_log_error(where, g, mask, keep, weight, form)
+    return _loss(where, (p, t, mask, keep, weight), form, logs=False)
 
 
 def silog_from_log_depth(log_depth: Tensor, target: Tensor, mask: Tensor | None = None, *, weight: Tensor | None = None, form: SILogForm = DEFAULT) -> Tensor:
@@ -200,9 +236,7 @@ def silog_from_log_depth(log_depth: Tensor, target: Tensor, mask: Tensor | None 
     """
     where = "nanopsy.stable.silog_from_log_depth"
     _no_offset(where, form)
-    p, t, mask, keep, weight = _checked(where, log_depth, target, mask, weight, form)
-    g: Tensor = _LogDifference.apply(p, t, keep)  # type: ignore[no-untyped-call]
-    return _of_log_error(where, g, mask, keep, weight, form)
+    return _loss(where, _checked(where, log_depth, target, mask, weight, form), form, logs=True)
 
 
 def _no_offset(where: str, form: SILogForm) -> None:
@@ -230,8 +264,7 @@ def silog_from_logits(
     _no_offset(where, form)
     x, t, mask, keep, weight = _checked(where, logits, target, mask, weight, form)
     log_depth = F.logsigmoid(select(x, keep)) + math.log(max_depth)
-    g: Tensor = _LogDifference.apply(log_depth, t, keep)  # type: ignore[no-untyped-call]
-    return _of_log_error(where, g, mask, keep, weight, form)
+    return _loss(where, (log_depth, t, mask, keep, weight), form, logs=True)
 
 
 class SILog(nn.Module):

@@ -52,27 +52,29 @@ def ssim(x: Tensor, y: Tensor, *, window: int = 11, sigma: float | None = 1.5, m
         common = (masked_mean(a, dim=(-2, -1), keepdim=True) + masked_mean(b, dim=(-2, -1), keepdim=True)).detach() / 2
         a, b = a - common, b - common
         kernel = _kernel(window, sigma, a)
-        mean_a, mean_b = _blur(a, kernel), _blur(b, kernel)
-        var_a = (_blur(a * a, kernel) - mean_a * mean_a).clamp(min=0)
-        var_b = (_blur(b * b, kernel) - mean_b * mean_b).clamp(min=0)
-        covariance = _blur(a * b, kernel) - mean_a * mean_b
+        mean_a, mean_b = _blur(a, window, kernel), _blur(b, window, kernel)
+        var_a = (_blur(a * a, window, kernel) - mean_a * mean_a).clamp(min=0)
+        var_b = (_blur(b * b, window, kernel) - mean_b * mean_b).clamp(min=0)
+        covariance = _blur(a * b, window, kernel) - mean_a * mean_b
         full_a, full_b = mean_a + common, mean_b + common
         luminance = 1 - (mean_a - mean_b).square() / (full_a.square() + full_b.square() + c1)
         return luminance * ((2 * covariance + c2) / (var_a + var_b + c2))
 
 
-def _kernel(window: int, sigma: float | None, like: Tensor) -> Tensor:
+def _kernel(window: int, sigma: float | None, like: Tensor) -> Tensor | None:
     if sigma is None:
-        return like.new_full((window,), 1 / window)
+        return None
     steps = torch.arange(window, device=like.device, dtype=like.dtype) - window // 2
     weights = torch.exp(-0.5 * (steps / sigma).square())
     return weights / weights.sum()
 
 
-def _blur(x: Tensor, kernel: Tensor) -> Tensor:
-    """A separable window with reflected borders."""
-    half = kernel.shape[0] // 2
+def _blur(x: Tensor, window: int, kernel: Tensor | None) -> Tensor:
+    """A window with reflected borders: uniform without a kernel, else separable."""
+    half = window // 2
     padded = F.pad(x, (half, half, half, half), mode="reflect")
+    if kernel is None:
+        return F.avg_pool2d(padded, window, 1)
     channels = x.shape[1]
     rows = F.conv2d(padded, kernel.reshape(1, 1, -1, 1).expand(channels, 1, -1, 1), groups=channels)
     return F.conv2d(rows, kernel.reshape(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
