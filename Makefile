@@ -1,12 +1,13 @@
 # make demo   makes .venv and runs the main job on the bundled example
 # make test   makes .venv and runs the tests
+# make docs   API pages, in docs/api
 # make check  formatting, lint, types, import arrows
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check cases clean
+.PHONY: demo test check docs clean
 
 $(VENV)/.made: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,5 +32,9 @@ check: $(VENV)/.made
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_arrows.py
 
+# API pages from the docstrings, in docs/api.
+docs: $(VENV)/.made
+	$(BIN)/pdoc --docformat google --output-directory docs/api nanopsy.stable nanopsy.depth.metrics nanopsy.depth.crops
+
 clean:
-	rm -rf $(VENV) demo.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf docs/api $(VENV) demo.json .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -343,6 +343,7 @@ SUBJECTS: Sequence[Subject] = (
         lambda m, x: torch.where(m, torch.where(m, x, -torch.inf).log_softmax(-1), 0.0),
         lambda g, size: [normal(g, 3, size)],
         vector_mask,
+        floor=1.0,
     ),
     Subject(
         "masked_logsumexp", lambda m, x: stable.masked_logsumexp(x, m), _lowest(lambda s: s.logsumexp(-1)), lambda g, size: [normal(g, 3, size)], vector_mask
@@ -355,6 +356,8 @@ SUBJECTS: Sequence[Subject] = (
         depths,
         image_mask,
         floor=30.0,
+        value_ulp=8,
+        grad_ulp=16,
     ),
     Subject(
         "normalize_by_median",
@@ -392,6 +395,7 @@ SUBJECTS: Sequence[Subject] = (
         _bins_depth,
         lambda g, size: [normal(g, 2, 4, size, size)],
         lambda g, size: [stable.spaced_edges(4, 0.5, 80.0).double()],
+        floor=1.0,
     ),
     Subject(
         "ordinal_depth",
@@ -400,7 +404,8 @@ SUBJECTS: Sequence[Subject] = (
         lambda g, size: [normal(g, 2, 4, size, size)],
         lambda g, size: [stable.spaced_edges(5, 0.5, 80.0).double()],
         floor=1.0,
-        value_ulp=6,
+        value_ulp=8,
+        grad_ulp=16,
     ),
     # losses
     Subject("silog", lambda m, p, t: stable.silog(p, t, m), lambda m, p, t: _silog(p[m], t[m], 0.85, 1, False), depths, image_mask),
@@ -457,15 +462,23 @@ SUBJECTS: Sequence[Subject] = (
         _smoothness,
         lambda g, size: [uniform(g, 0.1, 1.0, *_image(size)), uniform(g, 0, 1, 2, 3, size, size + 1)],
     ),
-    Subject("ssim", lambda x, y: stable.ssim(x, y, window=3, sigma=None), _ssim_map, _colours, floor=1.0, value_ulp=12, grad_ulp=16),
-    Subject("ssim_loss", lambda x, y: stable.ssim_loss(x, y, window=3, sigma=None), lambda x, y: ((1 - _ssim_map(x, y)) / 2).clamp(0, 1).mean(), _colours),
-    Subject("cosine_normal", stable.cosine_normal, _cosine_normal, depths),
+    Subject("ssim", lambda x, y: stable.ssim(x, y, window=3, sigma=None), _ssim_map, _colours, floor=1.0, value_ulp=128, grad_ulp=256),
+    Subject(
+        "ssim_loss",
+        lambda x, y: stable.ssim_loss(x, y, window=3, sigma=None),
+        lambda x, y: ((1 - _ssim_map(x, y)) / 2).clamp(0, 1).mean(),
+        _colours,
+        grad_ulp=128,
+    ),
+    Subject("cosine_normal", stable.cosine_normal, _cosine_normal, depths, grad_ulp=16),
     Subject(
         "virtual_normal",
         lambda triples, p, t: stable.virtual_normal(p, t, triples=triples, focal=20.0),
         _virtual_normal,
         depths,
         lambda g, size: [stable.sample_triples(size, size + 1, 40, generator=g)],
+        value_ulp=6,
+        grad_ulp=16,
     ),
     Subject(
         "ranking",
@@ -519,6 +532,6 @@ SUBJECTS: Sequence[Subject] = (
         _in_view,
         floor=1.0,
     ),
-    Subject("photometric", stable.photometric, _photometric, _colours),
+    Subject("photometric", stable.photometric, _photometric, _colours, grad_ulp=128),
 )
 IDS = [f"{subject.name}-{i}" for i, subject in enumerate(SUBJECTS)]

@@ -64,3 +64,27 @@ def test_every_relative_link_leads_somewhere() -> None:
 def test_user_docs_speak_of_the_project_alone() -> None:
     for page in PAGES[:1] + PAGES[3:]:
         assert "shared/" not in page.read_text()
+
+
+def test_the_api_pages_hold_every_public_name(tmp_path: Path) -> None:
+    from nanopsy import stable
+
+    command = [sys.executable, "-m", "pdoc", "--docformat", "google", "--output-directory", str(tmp_path), "nanopsy.stable", "nanopsy.depth.metrics"]
+    subprocess.run(command, check=True, capture_output=True)
+    page = (tmp_path / "nanopsy" / "stable.html").read_text()
+    assert [name for name in stable.__all__ if f'id="{name}"' not in page] == []
+    assert 'id="DepthMetrics"' in (tmp_path / "nanopsy" / "depth" / "metrics.html").read_text()
+
+
+def test_every_preset_has_a_before_and_after() -> None:
+    from nanopsy import stable
+
+    page = (ROOT / "docs" / "losses.md").read_text()
+    assert [name for name in stable.SILOG_PRESETS if f'"{name}"' not in page] == []
+
+
+def test_the_accuracy_table_has_every_function_of_the_bench() -> None:
+    from subjects import SUBJECTS
+
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    assert [subject.name for subject in SUBJECTS if f"| `{subject.name}` |" not in page] == []

@@ -38,7 +38,7 @@ class Cause:
     bad: ClassVar[str]
     good: ClassVar[str]
     replacement: ClassVar[str | None] = None
-    """Dotted name of the stable replacement, resolved by whoever needs it."""
+    """Dotted name of the stable replacement (a string: nothing here imports torch); pages and reports name it."""
     runs_as: ClassVar[str] = "function"
     """``function``: the snippet defines ``loss()``; ``script``: it is a training script."""
 
@@ -72,6 +72,7 @@ class Cause:
             "bad_elements": birth.bad_count,
             **({"module": birth.module} if birth.module else {}),
             **({"autograd_node": birth.node} if birth.node else {}),
+            **({"replacement": self.replacement} if self.replacement else {}),
             "operands": [operand_evidence(operand) for operand in birth.operands],
             **claim.evidence,
         }
@@ -95,6 +96,8 @@ class Cause:
         examples = f"## Example\n\nThis goes bad:\n\n```python\n{cls.bad.strip()}\n```\n\nThis does not:\n\n```python\n{cls.good.strip()}\n```\n"
         guideline = rest.find("## Guideline")
         body = rest[:guideline] + examples + "\n" + rest[guideline:] if guideline >= 0 else rest + "\n" + examples
+        if cls.replacement:
+            body = body.replace("\n## Fix safety", f"\nOr by one import: `{cls.replacement}`, whose value and gradient are stated there.\n\n## Fix safety", 1)
         return f"# {cls.code} {cls.slug}\n\n{title.strip()}\n{body.rstrip()}\n"
 
     @classmethod

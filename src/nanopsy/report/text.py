@@ -63,6 +63,9 @@ def _finding(finding: Finding, incident: Incident, paint: _Paint, width: int) ->
         note = f" ({finding.fix.note})" if finding.fix.note else ""
         lines.append(f"  fix, {finding.fix.safety}{note}:  {mark}")
         lines += [f"    {_shorten(line, None)}" for line in finding.fix.diff.splitlines()[2:]]
+    replacement = finding.evidence.get("replacement")
+    if replacement:
+        lines.append(f"  or by one import: {replacement}")
     lines.append(f"  why: nanopsy explain {finding.code}")
     return lines
 

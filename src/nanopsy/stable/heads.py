@@ -7,7 +7,7 @@ logarithm of a number that underflowed (arXiv 2311.03938, vulnerability 2).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,31 @@ class DepthPrediction(NamedTuple):
     log_depth: Tensor
 
 
+class _Sigmoid(torch.autograd.Function):
+    """The sigmoid, with slope sigmoid(x) sigmoid(-x): y (1 - y) loses the digits of 1 - y where y is near 1."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sigmoid()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, y = ctx.saved_tensors
+        slope: Tensor = y * _sigmoid(-x)
+        return grad * slope
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    y: Tensor = _Sigmoid.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
 def scaled_sigmoid(logits: Tensor, max_depth: float, min_depth: float = 0.0) -> DepthPrediction:
     """min_depth + (max_depth - min_depth) * sigmoid(logits), and its exact log.
 
@@ -69,8 +94,8 @@ def scaled_sigmoid(logits: Tensor, max_depth: float, min_depth: float = 0.0) -> 
     arguments.number(where, "min_depth", min_depth, least=0, below=max_depth)
     x = wide(logits)
     if min_depth == 0:
-        return DepthPrediction(max_depth * x.sigmoid(), F.logsigmoid(x) + math.log(max_depth))
-    depth = min_depth + (max_depth - min_depth) * x.sigmoid()
+        return DepthPrediction(max_depth * _sigmoid(x), F.logsigmoid(x) + math.log(max_depth))
+    depth = min_depth + (max_depth - min_depth) * _sigmoid(x)
     return DepthPrediction(depth, depth.log())
 
 
@@ -90,7 +115,7 @@ def inverse_depth_sigmoid(logits: Tensor, min_depth: float = 0.1, max_depth: flo
     arguments.floating(where, logits=logits)
     arguments.number(where, "min_depth", min_depth, above=0)
     arguments.number(where, "max_depth", max_depth, above=min_depth)
-    disparity = 1 / max_depth + (1 / min_depth - 1 / max_depth) * wide(logits).sigmoid()
+    disparity = 1 / max_depth + (1 / min_depth - 1 / max_depth) * _sigmoid(wide(logits))
     return DepthPrediction(disparity.reciprocal(), -disparity.log())
 
 
@@ -248,7 +273,7 @@ def ordinal_depth(logits: Tensor, edges: Tensor) -> DepthPrediction:
     logs = wide(edges).log().to(wide(logits).dtype)
     middles = (logs[1:] + logs[:-1]) / 2
     steps = (middles[1:] - middles[:-1]).reshape(1, -1, 1, 1)
-    log_depth = middles[0] + (wide(logits).sigmoid() * steps).sum(1, keepdim=True)
+    log_depth = middles[0] + (_sigmoid(wide(logits)) * steps).sum(1, keepdim=True)
     return DepthPrediction(log_depth.exp(), log_depth)
 
 
