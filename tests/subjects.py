@@ -250,8 +250,14 @@ POSE = torch.eye(4, dtype=torch.float64)
 POSE[0, 3] = 0.25
 
 
-def _projected(points: Tensor) -> Tensor:
-    x, y, z = (points + POSE[:3, 3].reshape(1, 3, 1, 1)).unbind(1)
+def _backprojected(inverse: Tensor, d: Tensor) -> Tensor:
+    u, v = torch.arange(d.shape[-1], dtype=d.dtype), torch.arange(d.shape[-2], dtype=d.dtype)
+    rays = torch.stack([((u - 3) / 20).expand(d.shape[-2], -1), ((v - 3) / 20)[:, None].expand(-1, d.shape[-1]), torch.ones(d.shape[-2:], dtype=d.dtype)])
+    return d * rays
+
+
+def _projected(k: Tensor, pose: Tensor, points: Tensor) -> Tensor:
+    x, y, z = (points + pose[:, :3, 3].reshape(-1, 3, 1, 1)).unbind(1)
     height, width = points.shape[-2:]
     return torch.stack([(20 * x / z + 3) / ((width - 1) / 2) - 1, (20 * y / z + 3) / ((height - 1) / 2) - 1], -1)
 
@@ -511,25 +517,18 @@ SUBJECTS: Sequence[Subject] = (
     ),
     Subject(
         "backproject",
-        lambda d: stable.backproject(d, torch.linalg.inv(K).expand(2, 3, 3).to(torch.promote_types(d.dtype, torch.float32))),
-        lambda d: (
-            d
-            * torch.stack(
-                [
-                    ((torch.arange(d.shape[-1], dtype=d.dtype) - 3) / 20).expand(d.shape[-2], -1),
-                    ((torch.arange(d.shape[-2], dtype=d.dtype) - 3) / 20)[:, None].expand(-1, d.shape[-1]),
-                    torch.ones(d.shape[-2:], dtype=d.dtype),
-                ]
-            )
-        ),
+        lambda k, d: stable.backproject(d, k.to(torch.promote_types(d.dtype, torch.float32))),
+        _backprojected,
         lambda g, size: depths(g, size)[:1],
+        lambda g, size: [torch.linalg.inv(K).expand(2, 3, 3)],
         floor=1.0,
     ),
     Subject(
         "project",
-        lambda points: stable.project(points, K.expand(2, 3, 3).float(), POSE.expand(2, 4, 4).float()).grid,
+        lambda k, pose, points: stable.project(points, k.float(), pose.float()).grid,
         _projected,
         _in_view,
+        lambda g, size: [K.expand(2, 3, 3), POSE.expand(2, 4, 4)],
         floor=1.0,
     ),
     Subject("photometric", stable.photometric, _photometric, _colours, grad_ulp=128),

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from nanopsy.stable import _arguments as arguments
 from nanopsy.stable._arguments import Dim
-from nanopsy.stable._select import binade, largest, nonzero, select, wide
+from nanopsy.stable._select import binade, largest, nonzero, pattern, select, selected_size, wide
 from nanopsy.stable.order import masked_median, masked_quantile
-from nanopsy.stable.statistics import centred, masked_mean, mean_of, selection
+from nanopsy.stable.statistics import Selection, centred, masked_mean, mean_of, selection
 
 __all__ = ["ScaleAndShift", "align_scale_and_shift", "normalize_by_median"]
 
@@ -62,36 +62,47 @@ def align_scale_and_shift(
     tensor([[2.]])
     """
     where = "nanopsy.stable.align_scale_and_shift"
-    arguments.floating(where, prediction=prediction, target=target)
+    arguments.floating(where, prediction=prediction, target=target, weight=weight)
     arguments.alike(where, prediction=prediction, target=target)
+    arguments.boolean(where, mask, prediction)
+    if weight is not None:
+        arguments.broadcasts(where, "weight", weight, prediction)
     arguments.number(where, "trim", trim, least=0, below=1)
     arguments.number(where, "rounds", rounds, least=1)
-    fit = _fit(where, prediction, target, mask, weight, dim)
+    over = arguments.dims(where, dim, prediction.ndim)
+    dtype = torch.promote_types(wide(prediction).dtype, wide(target).dtype)
+    p, t = prediction.to(dtype), target.to(dtype)
+    keep = None if mask is None else pattern(mask, p)
+    p, t = select(p, keep), select(t, keep)
+    fit = fitted(p, t, mask, keep, weight, over)
     for _ in range(rounds if trim else 0):
-        residual = (fit.scale.detach() * prediction.detach().to(fit.scale.dtype) + fit.shift.detach() - target.detach()).abs()
-        limit = masked_quantile(residual, 1 - trim, mask, dim=dim, keepdim=True, interpolation="higher")
-        near = residual <= limit
-        fit = _fit(where, prediction, target, near if mask is None else near & mask, weight, dim)
+        residual = (fit.scale.detach() * p.detach() + fit.shift.detach() - t.detach()).abs()
+        near = residual <= masked_quantile(residual, 1 - trim, mask, dim=over, keepdim=True, interpolation="higher")
+        near = near if mask is None else near & mask
+        keep = pattern(near, p)
+        fit = fitted(select(p, keep), select(t, keep), near, keep, weight, over)
     return fit
 
 
-def _fit(where: str, prediction: Tensor, target: Tensor, mask: Tensor | None, weight: Tensor | None, dim: Dim) -> ScaleAndShift:
-    p = selection(where, prediction, mask, weight, dim)
-    arguments.floating(where, target=target)
-    t = p._replace(values=select(wide(target).to(p.values.dtype), p.keep))
-    about_p, about_t = centred(p), centred(t)
-    if about_p.numel():
-        spread, level = largest(about_p.detach(), p.dim), largest(p.values.detach(), p.dim)
-        varies = spread > 4 * torch.finfo(about_p.dtype).eps * level
+def fitted(p: Tensor, t: Tensor, mask: Tensor | None, keep: Tensor | None, weight: Tensor | None, dim: tuple[int, ...]) -> ScaleAndShift:
+    """The least-squares fit of a prediction and a target that are 0 where not selected."""
+    if weight is None:
+        s = Selection(p, keep, None, selected_size(p, mask, dim, keepdim=True), dim, ())
     else:
-        spread = about_p.new_ones(()).expand_as(p.total)
-        varies = torch.zeros_like(p.total, dtype=torch.bool)
+        w = select(weight.to(p.dtype).expand(p.shape), keep)
+        s = Selection(p, keep, w, w.sum(dim, keepdim=True), dim, ())
+    about_p, about_t = centred(s), centred(s._replace(values=t))
+    if p.numel():
+        spread, level = largest(about_p.detach(), dim), largest(p.detach(), dim)
+        varies = spread > 4 * torch.finfo(p.dtype).eps * level
+    else:
+        spread, varies = torch.ones_like(s.total), torch.zeros_like(s.total, dtype=torch.bool)
     unit = binade(spread)
     scaled = about_p / unit
-    weighted = scaled if p.weight is None else scaled * p.weight
-    squares, products = (weighted * scaled).sum(p.dim, keepdim=True), (weighted * about_t).sum(p.dim, keepdim=True)
+    weighted = scaled if s.weight is None else scaled * s.weight
+    squares, products = (weighted * scaled).sum(dim, keepdim=True), (weighted * about_t).sum(dim, keepdim=True)
     scale = torch.where(varies, products / torch.where(varies, squares, 1.0) / unit, 0.0)
-    return ScaleAndShift(scale, mean_of(t) - scale * mean_of(p))
+    return ScaleAndShift(scale, mean_of(s._replace(values=t)) - scale * mean_of(s))
 
 
 def normalize_by_median(x: Tensor, mask: Tensor | None = None, *, dim: Dim = (-2, -1)) -> Tensor:

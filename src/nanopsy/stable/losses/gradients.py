@@ -29,10 +29,14 @@ def gradient_matching(prediction: Tensor, target: Tensor, mask: Tensor | None = 
     Source: Ranftl et al. 2020 (MiDaS), equation 11; Li and Snavely 2018 (MegaDepth), equation 5.
     """
     where = "nanopsy.stable.gradient_matching"
-    arguments.number(where, "scales", scales, least=1)
     arguments.image(where, prediction=prediction, target=target)
     p, t, _ = pair(where, prediction, target, mask)
-    residual = p - t
+    return matched(where, p - t, mask, scales, reduction)
+
+
+def matched(where: str, residual: Tensor, mask: Tensor | None, scales: int, reduction: str) -> Tensor:
+    """`gradient_matching` of a residual that is finite where not selected."""
+    arguments.number(where, "scales", scales, least=1)
     dim = over(where, residual, reduction)
     full = torch.ones_like(residual, dtype=torch.bool) if mask is None else mask.expand(residual.shape)
     loss = residual.new_zeros([1] * 4 if reduction == "batch" else [residual.shape[0], 1, 1, 1])

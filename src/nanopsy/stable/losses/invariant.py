@@ -7,10 +7,10 @@ from torch import Tensor
 
 from nanopsy.stable import _arguments as arguments
 from nanopsy.stable._select import nonzero, pattern, select, selected_size
-from nanopsy.stable.alignment import align_scale_and_shift, normalize_by_median
+from nanopsy.stable.alignment import align_scale_and_shift, fitted, normalize_by_median
 from nanopsy.stable.losses._module import Loss
 from nanopsy.stable.losses._reduce import over, over_images, pair
-from nanopsy.stable.losses.gradients import gradient_matching
+from nanopsy.stable.losses.gradients import matched
 
 __all__ = ["ScaleAndShiftInvariant", "TrimmedProcrustes", "scale_and_shift_invariant", "trimmed_procrustes"]
 
@@ -38,14 +38,16 @@ def scale_and_shift_invariant(
     where = "nanopsy.stable.scale_and_shift_invariant"
     arguments.number(where, "alpha", alpha, least=0)
     arguments.image(where, prediction=prediction, target=target)
-    p, t, _ = pair(where, prediction, target, mask)
-    aligned = align_scale_and_shift(p, t, mask, dim=(1, 2, 3), trim=trim).apply(p)
+    p, t, keep = pair(where, prediction, target, mask)
+    over_image = (1, 2, 3)
+    fit = align_scale_and_shift(p, t, mask, dim=over_image, trim=trim) if trim else fitted(p, t, mask, keep, None, over_image)
+    aligned = fit.apply(p)
     dim = over(where, p, reduction)
-    keep = None if mask is None else pattern(mask, p)
     total = selected_size(p, mask, dim, keepdim=True)
-    loss = select(aligned - t, keep).square().sum(dim, keepdim=True) / (2 * nonzero(total))
+    residual = select(aligned - t, keep)
+    loss = residual.square().sum(dim, keepdim=True) / (2 * nonzero(total))
     data = loss.squeeze() if reduction == "batch" else over_images(loss, total)
-    return data + alpha * gradient_matching(aligned, t, mask, scales=scales, reduction=reduction) if alpha else data
+    return data + alpha * matched(where, residual, mask, scales, reduction) if alpha else data
 
 
 def trimmed_procrustes(
@@ -79,7 +81,7 @@ def trimmed_procrustes(
         error = select(error.gather(1, index), pattern(near, error))
     sums, totals = error.sum(1), count.squeeze(1).to(p.dtype)
     data = sums.sum() / (2 * nonzero(totals.sum())) if reduction == "batch" else over_images(sums / (2 * nonzero(totals)), totals)
-    return data + alpha * gradient_matching(p, t, mask, scales=scales, reduction=reduction) if alpha else data
+    return data + alpha * matched(where, p - t, mask, scales, reduction) if alpha else data
 
 
 class ScaleAndShiftInvariant(Loss):

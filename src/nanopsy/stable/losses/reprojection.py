@@ -99,8 +99,7 @@ def project(points: Tensor, intrinsics: Tensor, pose: Tensor | None = None, *, m
     front = z >= min_depth
     height, width = p.shape[-2:]
     safe = torch.where(front, z, 1.0)
-    half = safe.new_tensor([max(width - 1, 1) / 2, max(height - 1, 1) / 2]).reshape(1, 2, 1, 1)
-    xy = image[:, :2] / safe / half - 1
+    xy = torch.cat([image[:, :1] / safe * (2 / max(width - 1, 1)), image[:, 1:2] / safe * (2 / max(height - 1, 1))], 1) - 1
     valid = front & (xy.detach().abs() <= 1).all(1, keepdim=True)
     grid = select(xy, pattern(valid, xy))
     return Projection(grid.permute(0, 2, 3, 1), valid, p[:, 2:])
