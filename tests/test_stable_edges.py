@@ -154,6 +154,76 @@ def test_a_full_mask_is_no_mask(loss: Loss) -> None:
 
 
 @losses
+@pytest.mark.parametrize(
+    "formats", [(torch.float16, torch.float32), (torch.float32, torch.float64), (torch.bfloat16, torch.float16), (torch.float64, torch.float32)]
+)
+def test_prediction_and_target_of_two_formats(loss: Loss, formats: tuple[torch.dtype, torch.dtype]) -> None:
+    p, t = scene()
+    mask = torch.rand(2, 1, H, W, generator=torch.Generator().manual_seed(1)) < 0.9
+    leaf = p.to(formats[0], copy=True).requires_grad_()
+    value = loss(leaf, t.to(formats[1]), mask)
+    (grad,) = torch.autograd.grad(value, leaf)
+    assert value.isfinite()
+    assert grad.dtype == formats[0]
+    assert grad.isfinite().all()
+    wide = torch.float64 if torch.float64 in formats else torch.float32
+    torch.testing.assert_close(
+        value.double(), loss(p.to(formats[0]).to(wide), t.to(formats[1]).to(wide), mask).double(), rtol=2e-2 if torch.float16 in formats else 1e-5, atol=1e-5
+    )  # some of these lambdas compute in the prediction's format
+
+
+SMOOTH = {name: loss for name, loss in LOSSES.items() if name != "chamfer"}
+
+
+@pytest.mark.parametrize("loss", SMOOTH.values(), ids=SMOOTH)
+@pytest.mark.parametrize("bad", [NAN, INF, 0.0])
+def test_nothing_leaks_into_the_second_derivative(loss: Loss, bad: float, request: pytest.FixtureRequest) -> None:
+    p, t = scene(torch.float64)
+    mask = torch.rand(2, 1, H, W, generator=torch.Generator().manual_seed(1)) < 0.7
+    mask[:, :, 3:10, 3:11] = True
+    keeps_target = any(word in request.node.callspec.id for word in UNMASKED_TARGET)
+    leaf = torch.where(mask, p, bad).requires_grad_()
+    (grad,) = torch.autograd.grad(loss(leaf, t if keeps_target else torch.where(mask, t, bad), mask), leaf, create_graph=True)
+    (second,) = torch.autograd.grad((grad * torch.arange(grad.numel()).reshape(grad.shape)).sum(), leaf, allow_unused=True, materialize_grads=True)
+    assert second.isfinite().all()
+    assert torch.equal(second[~mask], torch.zeros_like(second[~mask]))
+
+
+@losses
+def test_parameters_inference_and_targets_with_gradients(loss: Loss) -> None:
+    p, t = scene()
+    mask = torch.rand(2, 1, H, W, generator=torch.Generator().manual_seed(1)) < 0.9
+    expected, _ = run(loss, p, t, mask)
+    weight, target = torch.nn.Parameter(p.clone()), t.clone().requires_grad_()
+    value = loss(weight, target, mask)
+    value.backward()
+    torch.testing.assert_close(value.detach(), expected)
+    assert weight.grad is not None
+    assert weight.grad.isfinite().all()
+    assert target.grad is None or target.grad.isfinite().all()
+    with torch.inference_mode():
+        assert torch.equal(loss(p.clone(), t.clone(), mask.clone()), expected)
+
+
+@pytest.mark.parametrize("statistic", [stable.masked_mean, stable.masked_var, stable.masked_std, stable.masked_median, lambda x, m, **k: stable.silog(x, x + 1, m, form=FORM(root=True), **k), lambda x, m, **k: stable.berhu(x, x + 1, m, **k)])  # fmt: skip
+@pytest.mark.parametrize("weights", ["zero", "some zero", "nan where not selected"])
+def test_gradients_with_respect_to_weights(statistic: Callable[..., Tensor], weights: str) -> None:
+    p, _ = scene()
+    g = torch.Generator().manual_seed(2)
+    mask = torch.rand(p.shape, generator=g) < 0.7
+    w = torch.rand(p.shape, generator=g) * (torch.rand(p.shape, generator=g) < 0.5)
+    w = {"zero": torch.zeros_like(w), "some zero": w, "nan where not selected": torch.where(mask, w, NAN)}[weights].requires_grad_()
+    leaf = p.clone().requires_grad_()
+    value = statistic(leaf, mask, weight=w)
+    assert value.isfinite()
+    if weights == "zero":
+        assert value == 0
+    for grad in torch.autograd.grad(value, [leaf, w], allow_unused=True, materialize_grads=True):
+        assert grad.isfinite().all()
+        assert torch.equal(grad[~mask], torch.zeros_like(grad[~mask]))
+
+
+@losses
 def test_an_expanded_mask_and_a_broadcast_one_are_the_same(loss: Loss) -> None:
     p, t = scene()
     mask = torch.rand(1, 1, H, W, generator=torch.Generator().manual_seed(1)) < 0.9
@@ -567,6 +637,17 @@ REFUSED: dict[str, Callable[[], object]] = {
     "a list": lambda: stable.sqrt([1.0]),  # type: ignore[arg-type]
     "no such dimension": lambda: stable.masked_mean(torch.ones(3), dim=1),
     "a dimension twice": lambda: stable.masked_mean(torch.ones(3, 3), dim=(0, -2)),
+    "a dimension of 1.0": lambda: stable.masked_mean(torch.ones(3, 3), dim=1.0),  # type: ignore[arg-type]
+    "a dimension by name": lambda: stable.masked_mean(torch.ones(3, 3), dim="height"),
+    "half a scale": lambda: stable.gradient_matching(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 4, 4), scales=2.5),  # type: ignore[arg-type]
+    "no round": lambda: stable.align_scale_and_shift(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 4, 4), rounds=0),
+    "half a bin": lambda: stable.spaced_edges(2.5, 1.0, 10.0),  # type: ignore[arg-type]
+    "no pair": lambda: stable.sample_pairs(4, 4, 0),
+    "a lambda in words": lambda: stable.SILog(lam="high"),
+    "a depth below zero": lambda: stable.ReluHead(-1.0),
+    "no minimum": lambda: stable.SoftplusHead(0.0),
+    "depths the wrong way round": lambda: stable.ExpHead(5.0, 1.0),
+    "disparities the wrong way round": lambda: stable.InverseDepthSigmoidHead(5.0, 1.0),
     "no dimension": lambda: stable.masked_mean(torch.ones(3, 3), dim=()),
     "negative correction": lambda: stable.masked_var(torch.ones(3), correction=-1),
     "q above 1": lambda: stable.masked_quantile(torch.ones(3), 1.5),

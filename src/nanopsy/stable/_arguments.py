@@ -108,6 +108,18 @@ def number(where: str, name: str, value: float, *, above: float = -math.inf, bel
     )
 
 
+def whole(where: str, name: str, value: int, *, least: int) -> None:
+    """A Python integer of at least ``least``."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return
+    raise ArgumentError(
+        f"{name} is {value!r}",
+        where=where,
+        why="it counts pixels, bins, scales or rounds",
+        do=f"pass an integer of at least {least}",
+    )
+
+
 def choice(where: str, name: str, value: str, allowed: Sequence[str]) -> None:
     """One of the named alternatives."""
     if value not in allowed:
@@ -135,8 +147,13 @@ def dims(where: str, dim: Dim, ndim: int) -> tuple[int, ...]:
     """Dimensions as a sorted tuple of non-negative integers; None means all."""
     if dim is None:
         return tuple(range(ndim))
-    asked = (dim,) if isinstance(dim, int) else tuple(dim)
-    if not asked or any(not -max(ndim, 1) <= d < max(ndim, 1) for d in asked) or len({d % max(ndim, 1) for d in asked}) != len(asked):
+    asked = (dim,) if isinstance(dim, int) else tuple(dim) if isinstance(dim, Sequence) else (dim,)
+    if (
+        not asked
+        or any(not isinstance(d, int) for d in asked)
+        or any(not -max(ndim, 1) <= d < max(ndim, 1) for d in asked)
+        or len({d % max(ndim, 1) for d in asked}) != len(asked)
+    ):
         raise ArgumentError(
             f"dim={dim!r} for values of {ndim} dimensions",
             where=where,

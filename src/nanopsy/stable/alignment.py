@@ -68,7 +68,7 @@ def align_scale_and_shift(
     if weight is not None:
         arguments.broadcasts(where, "weight", weight, prediction)
     arguments.number(where, "trim", trim, least=0, below=1)
-    arguments.number(where, "rounds", rounds, least=1)
+    arguments.whole(where, "rounds", rounds, least=1)
     over = arguments.dims(where, dim, prediction.ndim)
     dtype = torch.promote_types(wide(prediction).dtype, wide(target).dtype)
     p, t = prediction.to(dtype), target.to(dtype)

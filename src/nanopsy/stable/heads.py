@@ -183,7 +183,7 @@ def spaced_edges(bins: int, min_depth: float, max_depth: float, spacing: str = "
     Source: Fu et al. 2018 (DORN), equation 1. (``torch.logspace(min, max)`` takes exponents of 10, not depths.)
     """
     where = "nanopsy.stable.spaced_edges"
-    arguments.number(where, "bins", bins, least=1)
+    arguments.whole(where, "bins", bins, least=1)
     arguments.choice(where, "spacing", spacing, ("log", "uniform"))
     arguments.number(where, "min_depth", min_depth, **({"above": 0.0} if spacing == "log" else {"least": 0.0}))
     arguments.number(where, "max_depth", max_depth, above=min_depth)
@@ -283,6 +283,7 @@ class ScaledSigmoidHead(nn.Module):
     def __init__(self, max_depth: float, min_depth: float = 0.0) -> None:
         super().__init__()
         arguments.number("nanopsy.stable.ScaledSigmoidHead", "max_depth", max_depth, above=0)
+        arguments.number("nanopsy.stable.ScaledSigmoidHead", "min_depth", min_depth, least=0, below=max_depth)
         self.max_depth, self.min_depth = max_depth, min_depth
 
     def forward(self, logits: Tensor) -> DepthPrediction:
@@ -294,6 +295,8 @@ class InverseDepthSigmoidHead(nn.Module):
 
     def __init__(self, min_depth: float = 0.1, max_depth: float = 100.0) -> None:
         super().__init__()
+        arguments.number("nanopsy.stable.InverseDepthSigmoidHead", "min_depth", min_depth, above=0)
+        arguments.number("nanopsy.stable.InverseDepthSigmoidHead", "max_depth", max_depth, above=min_depth)
         self.min_depth, self.max_depth = min_depth, max_depth
 
     def forward(self, logits: Tensor) -> DepthPrediction:
@@ -305,6 +308,7 @@ class ReluHead(nn.Module):
 
     def __init__(self, min_depth: float = 1e-3) -> None:
         super().__init__()
+        arguments.number("nanopsy.stable.ReluHead", "min_depth", min_depth, above=0)
         self.min_depth = min_depth
 
     def forward(self, logits: Tensor) -> DepthPrediction:
@@ -316,6 +320,7 @@ class SoftplusHead(nn.Module):
 
     def __init__(self, min_depth: float = 1e-3) -> None:
         super().__init__()
+        arguments.number("nanopsy.stable.SoftplusHead", "min_depth", min_depth, above=0)
         self.min_depth = min_depth
 
     def forward(self, logits: Tensor) -> DepthPrediction:
@@ -327,6 +332,8 @@ class ExpHead(nn.Module):
 
     def __init__(self, min_depth: float = 1e-3, max_depth: float = 1e3) -> None:
         super().__init__()
+        arguments.number("nanopsy.stable.ExpHead", "min_depth", min_depth, above=0)
+        arguments.number("nanopsy.stable.ExpHead", "max_depth", max_depth, above=min_depth)
         self.min_depth, self.max_depth = min_depth, max_depth
 
     def forward(self, logits: Tensor) -> DepthPrediction:

@@ -65,6 +65,9 @@ def masked_quantile(
     if rows.shape[-1] == 0:
         result = rows.sum(-1) + empty
         return (result.reshape(kept) if keepdim else result).to(dtype)
+    if weight is not None:
+        weights = _rows(weight.detach().expand(x.shape).to(rows.dtype), over)
+        chosen = chosen & ~(weights <= 0)
     keep = pattern(chosen, rows)
     clean = select(rows, keep)
     index = torch.where(chosen, clean.detach(), torch.inf).argsort(-1)
@@ -72,7 +75,7 @@ def masked_quantile(
     if weight is None:
         low, high, share = _ranks(q, count, interpolation, rows.dtype)
     else:
-        low = high = _weighted_rank(q, _rows(weight.expand(x.shape).to(rows.dtype), over), chosen, index)
+        low = high = _weighted_rank(q, weights, chosen, index)
         share = torch.zeros_like(low, dtype=rows.dtype)
     at_low, at_high = clean.gather(-1, index.gather(-1, low)), clean.gather(-1, index.gather(-1, high))
     result = torch.lerp(at_low, at_high, share) if weight is None and interpolation in ("linear", "midpoint") else at_low
@@ -106,8 +109,7 @@ def _weighted_rank(q: float, weight: Tensor, chosen: Tensor, index: Tensor) -> T
     ordered = select(weight, pattern(chosen, weight)).gather(-1, index)
     cumulated = ordered.cumsum(-1)
     share = cumulated / nonzero(cumulated[..., -1:])
-    reached = (share >= q) & (ordered > 0)
-    return reached.to(torch.int8).argmax(-1, keepdim=True)
+    return (share >= q).to(torch.int8).argmax(-1, keepdim=True)
 
 
 def masked_median(x: Tensor, mask: Tensor | None = None, *, weight: Tensor | None = None, dim: Dim = None, keepdim: bool = False, empty: float = 0.0) -> Tensor:

@@ -36,7 +36,7 @@ def gradient_matching(prediction: Tensor, target: Tensor, mask: Tensor | None = 
 
 def matched(where: str, residual: Tensor, mask: Tensor | None, scales: int, reduction: str) -> Tensor:
     """`gradient_matching` of a residual that is finite where not selected."""
-    arguments.number(where, "scales", scales, least=1)
+    arguments.whole(where, "scales", scales, least=1)
     dim = over(where, residual, reduction)
     full = torch.ones_like(residual, dtype=torch.bool) if mask is None else mask.expand(residual.shape)
     loss = residual.new_zeros([1] * 4 if reduction == "batch" else [residual.shape[0], 1, 1, 1])

@@ -61,7 +61,7 @@ def sample_triples(height: int, width: int, count: int, *, generator: torch.Gene
     """
     where = "nanopsy.stable.sample_triples"
     for name, value in (("height", height), ("width", width), ("count", count)):
-        arguments.number(where, name, value, least=1)
+        arguments.whole(where, name, value, least=1)
     return torch.randint(height * width, (3, count), generator=generator, device=device)
 
 

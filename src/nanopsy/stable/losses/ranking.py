@@ -25,7 +25,7 @@ def sample_pairs(height: int, width: int, count: int, *, generator: torch.Genera
     """
     where = "nanopsy.stable.sample_pairs"
     for name, value in (("height", height), ("width", width), ("count", count)):
-        arguments.number(where, name, value, least=1)
+        arguments.whole(where, name, value, least=1)
     return torch.randint(height * width, (2, count), generator=generator, device=device)
 
 

@@ -127,7 +127,8 @@ def photometric(warped: Tensor, image: Tensor, valid: Tensor | None = None, *, a
     arguments.alike(where, warped=warped, image=image)
     arguments.image(where, image=image)
     arguments.boolean(where, valid, image)
-    a, b = wide(warped), wide(image)
+    dtype = torch.promote_types(wide(warped).dtype, wide(image).dtype)
+    a, b = warped.to(dtype), image.to(dtype)
     if valid is not None:
         a = select(a, pattern(valid, a)) + select(b, pattern(~valid, b))
     structure = ((1 - ssim(a, b, window=window, sigma=sigma)) / 2).clamp(0, 1)

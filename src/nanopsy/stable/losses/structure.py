@@ -33,7 +33,7 @@ def ssim(x: Tensor, y: Tensor, *, window: int = 11, sigma: float | None = 1.5, m
     arguments.floating(where, x=x, y=y)
     arguments.alike(where, x=x, y=y)
     arguments.image(where, x=x)
-    arguments.number(where, "window", window, least=3)
+    arguments.whole(where, "window", window, least=3)
     arguments.number(where, "max_value", max_value, above=0)
     if sigma is not None:
         arguments.number(where, "sigma", sigma, above=0)
@@ -44,7 +44,8 @@ def ssim(x: Tensor, y: Tensor, *, window: int = 11, sigma: float | None = 1.5, m
             why="the window is centred on a pixel and its border reflected",
             do="pass an odd window with window // 2 below height and width",
         )
-    a, b = wide(x), wide(y)
+    dtype = torch.promote_types(wide(x).dtype, wide(y).dtype)
+    a, b = x.to(dtype), y.to(dtype)
     if x.numel() == 0:
         return a * b
     c1, c2 = (0.01 * max_value) ** 2, (0.03 * max_value) ** 2
@@ -97,7 +98,8 @@ def ssim_loss(x: Tensor, y: Tensor, mask: Tensor | None = None, *, window: int =
     arguments.alike(where, x=x, y=y)
     arguments.image(where, x=x)
     arguments.boolean(where, mask, x)
-    a, b = wide(x), wide(y)
+    dtype = torch.promote_types(wide(x).dtype, wide(y).dtype)
+    a, b = x.to(dtype), y.to(dtype)
     whole = None
     if mask is not None:
         keep = pattern(mask, a)
