@@ -429,6 +429,8 @@ def test_weighted_statistics() -> None:
     assert stable.masked_quantile(x, 1.0, mask, weight=w) == 4
     assert stable.masked_quantile(x, 0.0, mask, weight=torch.tensor([0.0, 1.0, 1.0, 1.0])) == 2
     assert stable.masked_mean(x, mask, weight=torch.zeros(4)) == 0
+    for statistic in (stable.masked_mean, stable.masked_median):
+        assert statistic(x, mask, weight=torch.tensor([1.0, NAN, 1.0, 1.0])).isnan()
 
 
 @pytest.mark.parametrize("interpolation", ["linear", "lower", "higher", "midpoint", "nearest"])

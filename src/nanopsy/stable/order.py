@@ -80,6 +80,8 @@ def masked_quantile(
     at_low, at_high = clean.gather(-1, index.gather(-1, low)), clean.gather(-1, index.gather(-1, high))
     result = torch.lerp(at_low, at_high, share) if weight is None and interpolation in ("linear", "midpoint") else at_low
     poison = select(clean.detach(), pattern(clean.isnan(), rows)).sum(-1, keepdim=True)
+    if weight is not None:
+        poison = poison + select(weights, pattern(chosen & weights.isnan(), rows)).sum(-1, keepdim=True)
     result = torch.where(count > 0, result + poison, empty).to(dtype)
     return result.reshape(kept) if keepdim else result.squeeze(-1)
 
