@@ -186,9 +186,9 @@ def flip_average(predict: Callable[[Tensor], Tensor], image: Tensor, *, blend: s
     Args:
         predict: from ``B x C x H x W`` images to ``B x 1 x H x W`` depths or disparities.
         image: the images.
-        blend: ``mean``: (p(x) + flip(p(flip(x)))) / 2 (NeWCRFs, AdaBins). ``ramp``: the same, but the left 5 % of columns come from the mirrored
-            prediction and the right 5 % from the direct one, with linear transitions to 10 % (Monodepth, on disparities: hides the occlusion at the
-            borders of stereo training).
+        blend: ``mean``: (p(x) + flip(p(flip(x)))) / 2 (AdaBins, MIM). ``ramp``: the same, but the left 5 % of columns come from the mirrored
+            prediction and the right 5 % from the direct one, with linear transitions to 10 % (Monodepth on disparities: hides the occlusion at the
+            borders of stereo training; NeWCRFs on depths).
 
     Source: Godard et al. 2017, section 4.1 (post-processing).
     """

@@ -25,6 +25,7 @@ def gradient_matching(prediction: Tensor, target: Tensor, mask: Tensor | None = 
 
     Returns:
         sum over scales of sum(|dx R| + |dy R|) / (number of selected pixels of that scale), R = prediction - target. A scale without selected pixels adds 0.
+        With ``image``, images without a selected pixel do not count (published: they count as 0).
 
     Source: Ranftl et al. 2020 (MiDaS), equation 11; Li and Snavely 2018 (MegaDepth), equation 5.
     """

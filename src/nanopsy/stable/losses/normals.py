@@ -92,6 +92,8 @@ def virtual_normal(
     Returns:
         The mean over the kept triples of the summed absolute differences of the unit normals; images without one do not count, and a batch without any gives 0
         with zero gradient (published: NaN). A degenerate predicted triangle has normal 0, with gradient 0.
+        Published code pools and trims the triples of the whole batch, has the principal point at (W // 2, H // 2), takes |z| for x and y of negative
+        predictions, and itself leaves out targets below 1e-4: pass ``mask=target > 1e-4``.
 
     Source: Yin et al. 2019, equations 2 to 5.
     """

@@ -141,7 +141,8 @@ def silog_preset(name: str, *, stable: bool = True, **changes: Any) -> nn.Module
     Args:
         name: a key of `SILOG_PRESETS`: eigen2014, bts (newcrfs, pixelformer, iebins), adabins, zoedepth, glpdepth (mim, vpd, depth-anything-v2),
             mde-toolbox (dinov2, sigloss), idisc, unidepth.
-        stable: the stable twin (default), or the published formula as its code computes it, NaN included, for comparisons.
+        stable: the stable twin (default), or the published formula as its code computes it, NaN included, for comparisons (UniDepth's for
+            one image: with several its code mixes their means).
         changes: fields of `SILogForm` to change in the twin, for example ``root=False``, the first guideline of arXiv 2311.03938.
 
     Returns:

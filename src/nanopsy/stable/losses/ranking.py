@@ -41,8 +41,8 @@ def ranking(prediction: Tensor, target: Tensor, mask: Tensor | None = None, *, p
         equal_weight: weight of equal pairs.
 
     Returns:
-        The mean over all counted pairs, 0 with zero gradient if there are none (published: NaN when one kind is missing). The first form is a softplus:
-        it does not overflow.
+        The mean over the counted pairs of both kinds, 0 with zero gradient if there are none. Published code divides by all pairs, masked ones too, or
+        takes one mean of each kind, NaN when one is missing. The first form is a softplus: it does not overflow.
 
     Source: Chen et al. 2016, equation 1; Xian et al. 2020, equations 1 and 2.
     """
