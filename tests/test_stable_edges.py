@@ -61,7 +61,7 @@ LOSSES: dict[str, Loss] = {
 }
 losses = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 formats = pytest.mark.parametrize("dtype", FORMATS, ids=str)
-UNMASKED_TARGET = {"smoothness", "photometric"}  # images, not targets: the mask is not about them
+UNMASKED_TARGET = {"smoothness"}  # an image, which this lambda does not use
 
 
 def scene(dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -118,6 +118,27 @@ def test_nothing_leaks_from_unselected_pixels(loss: Loss, dtype: torch.dtype, ba
     assert torch.equal(value, poisoned)
     assert torch.equal(grad, poisoned_grad)
     assert torch.equal(grad[~mask], torch.zeros_like(grad[~mask]))
+
+
+def test_nothing_leaks_from_images_where_not_selected() -> None:
+    g = torch.Generator().manual_seed(0)
+    disparity, image, other = torch.rand(2, 1, H, W, generator=g), torch.rand(2, 3, H, W, generator=g), torch.rand(2, 3, H, W, generator=g)
+    mask = torch.rand(2, 1, H, W, generator=g) < 0.7
+    mask[:, :, 3:10, 3:11] = True
+    for call in (
+        lambda x, y: stable.edge_aware_smoothness(disparity, x, mask),
+        lambda x, y: stable.photometric(x, y, mask),
+        lambda x, y: stable.ssim_loss(x, y, mask, window=3),
+    ):
+        leaves = [image.clone().requires_grad_(), other.clone().requires_grad_()]
+        poisoned = [torch.where(mask, image, NAN).requires_grad_(), torch.where(mask, other, INF).requires_grad_()]
+        clean, found = call(*leaves), call(*poisoned)
+        assert clean != 0
+        assert torch.equal(found, clean)
+        grads = torch.autograd.grad(found, poisoned, allow_unused=True, materialize_grads=True)
+        for grad, expected in zip(grads, torch.autograd.grad(clean, leaves, allow_unused=True, materialize_grads=True), strict=True):
+            assert torch.equal(grad, expected)
+            assert torch.equal(grad * ~mask, torch.zeros_like(grad))
 
 
 @formats

@@ -88,6 +88,8 @@ def edge_aware_smoothness(disparity: Tensor, image: Tensor, mask: Tensor | None 
     arguments.boolean(where, mask, disparity)
     keep = None if mask is None else pattern(mask, wide(disparity))
     d, colours = select(wide(disparity), keep), wide(image).to(wide(disparity).dtype)
+    if mask is not None:
+        colours = select(colours, pattern(mask.expand(disparity.shape), colours))
     if normalize:
         d = d / nonzero(masked_mean(d, mask, dim=(-2, -1), keepdim=True))
     full = None if mask is None else mask.expand(d.shape)

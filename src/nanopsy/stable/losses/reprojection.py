@@ -10,7 +10,7 @@ from torch import Tensor
 from nanopsy.stable import _arguments as arguments
 from nanopsy.stable._select import pattern, select, wide
 from nanopsy.stable.losses._module import Loss
-from nanopsy.stable.losses.structure import ssim
+from nanopsy.stable.losses.structure import ssim_loss
 from nanopsy.stable.statistics import masked_mean
 
 __all__ = ["Photometric", "Projection", "backproject", "photometric", "project"]
@@ -106,7 +106,7 @@ def project(points: Tensor, intrinsics: Tensor, pose: Tensor | None = None, *, m
 
 
 def photometric(warped: Tensor, image: Tensor, valid: Tensor | None = None, *, alpha: float = 0.85, window: int = 3, sigma: float | None = None) -> Tensor:
-    """Per-pixel photometric error: alpha * (1 - SSIM) / 2 + (1 - alpha) * |difference|, averaged over valid pixels.
+    """Photometric error: alpha * (1 - SSIM) / 2 + (1 - alpha) * |difference|.
 
     Args:
         warped: the second image sampled at the projection, ``B x C x H x W``, values in [0, 1], any floating dtype (half precision gives float32).
@@ -116,8 +116,9 @@ def photometric(warped: Tensor, image: Tensor, valid: Tensor | None = None, *, a
         window, sigma: of the `ssim`; Monodepth2's uniform 3 x 3 by default.
 
     Returns:
-        A 0-dimensional tensor; 0 with zero gradient if no pixel is valid. Invalid pixels of the warped image are replaced by the first image's own before the
-        windows are taken, so that what was sampled there reaches neither value nor gradient.
+        A 0-dimensional tensor; 0 with zero gradient if no pixel is valid. The structural term is averaged over the windows whose pixels are all valid,
+        the other
+        over valid pixels: what lies elsewhere, in either image, reaches neither value nor gradient.
 
     Source: Godard et al. 2017, equation 2; Godard et al. 2019 (Monodepth2), equation 2.
     """
@@ -130,10 +131,10 @@ def photometric(warped: Tensor, image: Tensor, valid: Tensor | None = None, *, a
     dtype = torch.promote_types(wide(warped).dtype, wide(image).dtype)
     a, b = warped.to(dtype), image.to(dtype)
     if valid is not None:
-        a = select(a, pattern(valid, a)) + select(b, pattern(~valid, b))
-    structure = ((1 - ssim(a, b, window=window, sigma=sigma)) / 2).clamp(0, 1)
-    error = (alpha * structure + (1 - alpha) * (a - b).abs()).mean(1, keepdim=True)
-    return masked_mean(error, valid)
+        keep = pattern(valid, a)
+        a, b = select(a, keep), select(b, keep)
+    structure = ssim_loss(a, b, valid, window=window, sigma=sigma)
+    return alpha * structure + (1 - alpha) * masked_mean((a - b).abs(), valid)
 
 
 class Photometric(Loss):
