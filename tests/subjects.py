@@ -468,7 +468,7 @@ SUBJECTS: Sequence[Subject] = (
         _smoothness,
         lambda g, size: [uniform(g, 0.1, 1.0, *_image(size)), uniform(g, 0, 1, 2, 3, size, size + 1)],
     ),
-    Subject("ssim", lambda x, y: stable.ssim(x, y, window=3, sigma=None), _ssim_map, _colours, floor=1.0, value_ulp=128, grad_ulp=256),
+    Subject("ssim", lambda x, y: stable.ssim(x, y, window=3, sigma=None), _ssim_map, _colours, floor=1.0),
     Subject(
         "ssim_loss",
         lambda x, y: stable.ssim_loss(x, y, window=3, sigma=None),
@@ -531,6 +531,6 @@ SUBJECTS: Sequence[Subject] = (
         lambda g, size: [K.expand(2, 3, 3), POSE.expand(2, 4, 4)],
         floor=1.0,
     ),
-    Subject("photometric", stable.photometric, _photometric, _colours, grad_ulp=128),
+    Subject("photometric", stable.photometric, _photometric, _colours),
 )
 IDS = [f"{subject.name}-{i}" for i, subject in enumerate(SUBJECTS)]

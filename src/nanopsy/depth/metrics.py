@@ -89,6 +89,7 @@ class DepthMetrics(Metric):
     images: Tensor
     empty_images: Tensor
     nonfinite_images: Tensor
+    unscaled_images: Tensor
     pixels: Tensor
     nonfinite_pixels: Tensor
     ratios: list[Tensor]
@@ -97,7 +98,7 @@ class DepthMetrics(Metric):
         super().__init__(**kwargs)
         self.protocol = protocol or Protocol()
         self.add_state("sums", torch.zeros(len(METRICS), dtype=torch.float64), dist_reduce_fx="sum")
-        for name in ("images", "empty_images", "nonfinite_images", "pixels", "nonfinite_pixels"):
+        for name in ("images", "empty_images", "nonfinite_images", "unscaled_images", "pixels", "nonfinite_pixels"):
             self.add_state(name, torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("ratios", [], dist_reduce_fx="cat")
 
@@ -126,11 +127,15 @@ class DepthMetrics(Metric):
         if rules.nonfinite == "exclude":
             counted = counted & ~lost
         p = torch.where(lost, torch.nan, p)
-        there = counted.any(3).any(2).any(1)
+        seen = there = counted.any(3).any(2).any(1)
         if rules.median_scaling:
             ratio = masked_median(t, counted, dim=over, keepdim=True) / masked_median(p, counted, dim=over, keepdim=True)
-            p = p * ratio
-            self.ratios.append(ratio.flatten()[there])
+            scaled = (ratio > 0) & ratio.isfinite()
+            self.unscaled_images += (there & ~scaled.flatten() & ~p.isnan().any(3).any(2).any(1)).sum()
+            if rules.nonfinite == "exclude":
+                there = there & scaled.flatten()
+            p = p * torch.where(scaled, ratio, torch.nan)
+            self.ratios.append(ratio.flatten()[there & scaled.flatten()])
         if rules.clip:
             p = p.clamp(rules.min_depth, rules.max_depth)
         p, t = torch.where(counted, p, 1.0), torch.where(counted, t, 1.0)
@@ -141,24 +146,25 @@ class DepthMetrics(Metric):
         scores[5] = rules.silog_scale * spread.sqrt()
         self.sums += torch.where(there, scores, 0.0).sum(1)
         self.images += there.sum()
-        self.empty_images += (~there).sum()
+        self.empty_images += (~seen).sum()
 
     @staticmethod
     def _terms(p: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         """What is averaged over an image for each metric; the place of silog is filled afterwards. A NaN prediction is NaN in all of them."""
         log_error, error = p.log() - t.log(), p - t
-        worst = torch.maximum(p / t, t / p)
+        worst = torch.where(p > 0, torch.maximum(p / t, t / p), torch.nan)
         deltas = tuple(torch.where(worst.isnan(), torch.nan, (worst < 1.25**k).double()) for k in (1, 2, 3))
         return (error.abs() / t, error.square() / t, error.square(), log_error.square(), (p.log10() - t.log10()).abs(), error * 0, *deltas)
 
     def compute(self) -> dict[str, Tensor]:
-        """The metrics, NaN if no image could be scored, and the counts ``images``, ``empty_images``, ``nonfinite_images``, ``pixels`` and ``nonfinite_pixels``.
+        """The metrics, NaN if no image could be scored, and the counts ``images``, ``empty_images``, ``nonfinite_images``, ``unscaled_images`` (median of the
+        prediction not positive), ``pixels`` and ``nonfinite_pixels``.
 
         With median scaling also ``scale_median``, and ``scale_spread``, the standard deviation of the ratios over their median.
         """
         means = torch.where(self.images > 0, self.sums / self.images.clamp(min=1), torch.nan)
         result = dict(zip(METRICS, means.unbind(), strict=True))
-        result |= {name: getattr(self, name) for name in ("images", "empty_images", "nonfinite_images", "pixels", "nonfinite_pixels")}
+        result |= {name: getattr(self, name) for name in ("images", "empty_images", "nonfinite_images", "unscaled_images", "pixels", "nonfinite_pixels")}
         if self.protocol.median_scaling:
             ratios = torch.cat(self.ratios) if isinstance(self.ratios, list) and self.ratios else self.ratios
             if isinstance(ratios, Tensor) and ratios.numel():
@@ -174,6 +180,10 @@ class DepthMetrics(Metric):
         if lost:
             share = "their scores are NaN" if self.protocol.nonfinite == "propagate" else "left out of the scores"
             lines.append(f"{lost:,} non-finite predictions on {pixels:,} pixels, in {images:,} images: {share}")
+        unscaled = int(result["unscaled_images"])
+        if unscaled:
+            share = "their scores are NaN" if self.protocol.nonfinite == "propagate" else "left out of the scores"
+            lines.append(f"{unscaled:,} images cannot be scaled, the median of the prediction is not positive: {share}")
         empty, scored = int(result["empty_images"]), int(result["images"])
         if empty:
             lines.append(f"{empty:,} of {empty + scored:,} images have no pixel to score and do not count")

@@ -96,8 +96,8 @@ def alike(where: str, **tensors: Tensor | None) -> None:
 
 def number(where: str, name: str, value: float, *, above: float = -math.inf, below: float = math.inf, least: float = -math.inf, most: float = math.inf) -> None:
     """A finite Python number in (above, below) and [least, most]."""
-    if isinstance(value, (int, float)) and math.isfinite(value) and above < value < below and least <= value <= most:
-        return
+    if isinstance(value, (int, float)) and -math.inf < value < math.inf and above < value < below and least <= value <= most:
+        return  # comparisons alone: torch.compile follows them for a symbolic number
     low = f"> {above:g}" if above > -math.inf else f">= {least:g}" if least > -math.inf else ""
     high = f"< {below:g}" if below < math.inf else f"<= {most:g}" if most < math.inf else ""
     raise ArgumentError(
@@ -141,6 +141,27 @@ def image(where: str, **tensors: Tensor | None) -> None:
                 why="the function looks at neighbouring rows and columns and must know which dimensions they are",
                 do=f"pass {name} as B x C x H x W (unsqueeze the missing ones)",
             )
+
+
+def depth_map(where: str, **tensors: Tensor | None) -> None:
+    """Every given tensor is ``B x 1 x H x W``."""
+    image(where, **tensors)
+    for name, value in tensors.items():
+        if value is not None and value.shape[1] != 1:
+            raise ArgumentError(
+                f"{name} has {value.shape[1]} channels",
+                where=where,
+                why="the function is defined on one depth per pixel",
+                do=f"pass {name} as B x 1 x H x W, or move the channels into the batch",
+            )
+
+
+def index(where: str, name: str, value: Tensor, rows: int, make: str) -> None:
+    """Flat pixel indices, ``rows x N``, int64. That they lie inside the image is not looked at: it would synchronise a device."""
+    if isinstance(value, Tensor) and value.ndim == 2 and value.shape[0] == rows and value.dtype == torch.int64:
+        return
+    kind = f"a tensor of shape {list(value.shape)} and dtype {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise ArgumentError(f"{name} is {kind}", where=where, why=f"each column names {rows} pixels", do=f"pass {make}")
 
 
 def dims(where: str, dim: Dim, ndim: int) -> tuple[int, ...]:

@@ -15,15 +15,15 @@ __all__ = ["inverse_softplus", "masked_log_softmax", "masked_logsumexp", "masked
 
 
 def softplus(x: Tensor, beta: float = 1.0) -> Tensor:
-    """log(1 + exp(beta x)) / beta, exact to the last digits for every argument.
+    """log(1 + exp(beta x)) / beta, accurate for every argument.
 
     Args:
         x: any shape, any floating dtype.
         beta: sharpness, positive.
 
     Returns:
-        Softplus, positive; it never overflows, and for very negative x it is exp(beta x) / beta rather than 0. ``torch.nn.functional.softplus`` is linear
-        beyond beta x = 20, which costs float64 half of its digits; here the linear part begins where it is exact.
+        Softplus, positive, to the rounding of beta x; it never overflows, and for very negative x it is exp(beta x) / beta rather than 0.
+        ``torch.nn.functional.softplus`` is linear beyond beta x = 20, which costs float64 half of its digits; here the linear part begins where it is exact.
 
     >>> softplus(torch.tensor([-80.0, 1000.0]))
     tensor([1.8049e-35, 1.0000e+03])
@@ -38,16 +38,17 @@ class _InverseSoftplus(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(y: Tensor) -> Tensor:
-        return y + torch.log(-torch.expm1(-y))
+    def forward(y: Tensor, beta: float) -> Tensor:
+        return y + torch.log(-torch.expm1(-beta * y)) / beta
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        y, ctx.beta = inputs
+        ctx.save_for_backward(y)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad / nonzero(-torch.expm1(-ctx.saved_tensors[0]))
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad / nonzero(-torch.expm1(-ctx.beta * ctx.saved_tensors[0])), None
 
 
 def inverse_softplus(y: Tensor, beta: float = 1.0) -> Tensor:
@@ -58,7 +59,7 @@ def inverse_softplus(y: Tensor, beta: float = 1.0) -> Tensor:
         beta: sharpness, positive.
 
     Returns:
-        beta y + log(1 - exp(-beta y)), over beta. At 0 the value is -inf and the gradient 0. Near y = log(2) / beta, where the result crosses 0, the error is
+        y + log(1 - exp(-beta y)) / beta. At 0 the value is -inf and the gradient 0. Near y = log(2) / beta, where the result crosses 0, the error is
         absolute (2 eps / beta), not relative.
 
     >>> inverse_softplus(torch.tensor([1e-20, 100.0]))
@@ -67,21 +68,24 @@ def inverse_softplus(y: Tensor, beta: float = 1.0) -> Tensor:
     where = "nanopsy.stable.inverse_softplus"
     arguments.floating(where, y=y)
     arguments.number(where, "beta", beta, above=0)
-    x: Tensor = _InverseSoftplus.apply(wide(y) * beta)  # type: ignore[no-untyped-call]
-    return (x / beta).to(y.dtype)
+    x: Tensor = _InverseSoftplus.apply(wide(y), beta)  # type: ignore[no-untyped-call]
+    return x.to(y.dtype)
 
 
 def _scores(where: str, x: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
-    """Scores with the format's lowest number where nothing is selected, and the bits of the selection."""
+    """Scores with the format's lowest number where nothing is selected, half of it for selected ones below (no share goes to the others); and the bits."""
     arguments.floating(where, x=x)
     arguments.boolean(where, mask, x)
+    if not isinstance(dim, int):
+        raise arguments.ArgumentError(f"dim={dim!r}", where=where, why="probabilities sum to 1 along one dimension", do="pass one integer")
     arguments.dims(where, dim, x.ndim)
     scores = wide(x)
     lowest = torch.finfo(scores.dtype).min
+    scores = scores.clamp(min=lowest / 2)
     if mask is None:
-        return scores.clamp(min=lowest), None
+        return scores, None
     keep = pattern(mask, scores)
-    return chosen(scores, keep, lowest).clamp(min=lowest), keep
+    return chosen(scores, keep, lowest), keep
 
 
 def masked_softmax(x: Tensor, mask: Tensor | None = None, *, dim: int = -1) -> Tensor:
@@ -121,7 +125,7 @@ def masked_log_softmax(x: Tensor, mask: Tensor | None = None, *, dim: int = -1) 
     logs = scores.log_softmax(dim)
     if keep is not None:
         logs = chosen(logs, keep, lowest)
-    return logs.to(x.dtype)
+    return logs.clamp(min=lowest).to(x.dtype)
 
 
 def masked_logsumexp(x: Tensor, mask: Tensor | None = None, *, dim: int = -1, keepdim: bool = False) -> Tensor:
@@ -132,8 +136,8 @@ def masked_logsumexp(x: Tensor, mask: Tensor | None = None, *, dim: int = -1, ke
         keepdim: keep the reduced dimension with size 1.
 
     Returns:
-        The logsumexp; where nothing is selected, or all selected elements are -inf, the format's lowest number (-3.4e38 in float32) in place of -inf, with
-        gradient 0 (``torch.logsumexp`` of -inf alone: gradient NaN).
+        The logsumexp; where nothing is selected, the format's lowest number (-3.4e38 in float32) in place of -inf, and half of it (the lowest in half
+        precision) where all selected elements are -inf, both with gradient 0 (``torch.logsumexp`` of -inf alone: gradient NaN).
 
     >>> masked_logsumexp(torch.tensor([1000.0, 1000.0]))
     tensor(1000.6932)

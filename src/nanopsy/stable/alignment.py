@@ -10,7 +10,7 @@ from torch import Tensor
 from nanopsy.stable import _arguments as arguments
 from nanopsy.stable._arguments import Dim
 from nanopsy.stable._select import binade, largest, nonzero, pattern, select, selected_size, wide
-from nanopsy.stable.order import masked_median, masked_quantile
+from nanopsy.stable.order import masked_median, smallest
 from nanopsy.stable.statistics import Selection, centred, masked_mean, mean_of, selection
 
 __all__ = ["ScaleAndShift", "align_scale_and_shift", "normalize_by_median"]
@@ -44,7 +44,7 @@ def align_scale_and_shift(
         mask: boolean, broadcastable to them; True means selected.
         weight: non-negative weights.
         dim: the dimensions that share one scale and shift; the default is one pair per image and channel.
-        trim: fraction in [0, 1) of the selected pixels with the largest residuals that is left out of a second fit.
+        trim: fraction in [0, 1) of the selected pixels, those with the largest residuals, that is left out of a second fit (N (1 - trim), rounded down, stay).
         rounds: how often the residuals are trimmed and fitted again; not used without ``trim``.
 
     Returns:
@@ -77,7 +77,7 @@ def align_scale_and_shift(
     fit = fitted(p, t, mask, keep, weight, over)
     for _ in range(rounds if trim else 0):
         residual = (fit.scale.detach() * p.detach() + fit.shift.detach() - t.detach()).abs()
-        near = residual <= masked_quantile(residual, 1 - trim, mask, dim=over, keepdim=True, interpolation="higher")
+        near = ~(residual > smallest(residual, 1 - trim, mask, over))  # NaN stays, and shows
         near = near if mask is None else near & mask
         keep = pattern(near, p)
         fit = fitted(select(p, keep), select(t, keep), near, keep, weight, over)
@@ -93,7 +93,8 @@ def fitted(p: Tensor, t: Tensor, mask: Tensor | None, keep: Tensor | None, weigh
         s = Selection(p, keep, w, w.sum(dim, keepdim=True), dim, ())
     about_p, about_t = centred(s), centred(s._replace(values=t))
     if p.numel():
-        spread, level = largest(about_p.detach(), dim), largest(p.detach(), dim)
+        seen = about_p.detach() if s.weight is None else about_p.detach() * (s.weight > 0)
+        spread, level = largest(seen, dim), largest(p.detach(), dim)
         varies = spread > 4 * torch.finfo(p.dtype).eps * level
     else:
         spread, varies = torch.ones_like(s.total), torch.zeros_like(s.total, dtype=torch.bool)
@@ -101,6 +102,7 @@ def fitted(p: Tensor, t: Tensor, mask: Tensor | None, keep: Tensor | None, weigh
     scaled = about_p / unit
     weighted = scaled if s.weight is None else scaled * s.weight
     squares, products = (weighted * scaled).sum(dim, keepdim=True), (weighted * about_t).sum(dim, keepdim=True)
+    varies = varies & (squares.detach() != 0)
     scale = torch.where(varies, products / torch.where(varies, squares, 1.0) / unit, 0.0)
     return ScaleAndShift(scale, mean_of(s._replace(values=t)) - scale * mean_of(s))
 

@@ -20,6 +20,10 @@ from nanopsy.stable._select import nonzero, positive, wide
 __all__ = ["acos", "asin", "atan2", "divide", "exp", "log", "log1mexp", "power", "reciprocal", "sqrt", "where_safe", "xlogy"]
 
 
+LARGEST_EXPONENT = {torch.float64: 709.782712893384, torch.float32: 88.72283172607422, torch.bfloat16: 88.5, torch.float16: 11.0859375}
+"""The largest number of each format whose exponential is finite."""
+
+
 class _Sqrt(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -56,25 +60,23 @@ def sqrt(x: Tensor) -> Tensor:
 
 
 class _Power(torch.autograd.Function):
-    """x ** p for p > 0; its slope for p < 1 is p x^p / x, which is 0 at 0."""
+    """x ** p with 0 in place of the infinities that a negative p makes at 0: closed under differentiation."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, p: float) -> Tensor:
-        return x.pow(p)
+        return (nonzero(x) if p < 0 else x).pow(p)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
         x, ctx.p = inputs
-        ctx.save_for_backward(x, output)
+        ctx.save_for_backward(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        x, y = ctx.saved_tensors
-        if ctx.p < 1:
-            return grad * (y / nonzero(x) * ctx.p), None
-        return grad * (ctx.p * _Power.apply(x, ctx.p - 1) if ctx.p > 1 else 1.0), None  # type: ignore[no-untyped-call]
+        (x,) = ctx.saved_tensors
+        return grad * (ctx.p * _Power.apply(x, ctx.p - 1)), None  # type: ignore[no-untyped-call]
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
@@ -122,8 +124,9 @@ def log(x: Tensor, floor: float | None = None) -> Tensor:
 
     Args:
         x: any shape, any floating dtype.
-        floor: smallest argument, positive. The default is the format's smallest normal number (1.2e-38 in float32 and bfloat16, 6.1e-5 in float16), which
-            bounds the value; a bound that means something (a minimum depth in metres) also bounds the gradient, by 1 / floor.
+        floor: smallest argument, positive. The default, and the least that it can be, is the format's smallest normal number (1.2e-38 in float32 and
+            bfloat16, 6.1e-5 in float16), which bounds the value; a bound that means something (a minimum depth in metres) also bounds the gradient, by 1
+            / floor.
 
     Returns:
         log(max(x, floor)). NaN stays NaN. For the log of a sigmoid or a softmax use `nanopsy.stable.scaled_sigmoid` or `masked_log_softmax`: they are exact.
@@ -138,7 +141,7 @@ def log(x: Tensor, floor: float | None = None) -> Tensor:
     arguments.floating(where, x=x)
     if floor is not None:
         arguments.number(where, "floor", floor, above=0)
-    value: Tensor = _Log.apply(x, torch.finfo(x.dtype).tiny if floor is None else floor)  # type: ignore[no-untyped-call]
+    value: Tensor = _Log.apply(x, max(floor or 0.0, torch.finfo(x.dtype).smallest_normal))  # type: ignore[no-untyped-call]
     return value
 
 
@@ -147,8 +150,8 @@ def exp(x: Tensor, limit: float | None = None) -> Tensor:
 
     Args:
         x: any shape, any floating dtype.
-        limit: the largest exponent. The default is the format's (88.7 in float32 and bfloat16, 11.09 in float16); a smaller one leaves room
-            for what comes after (a square, a sum).
+        limit: the largest exponent. The default is the largest number of the format whose exp is finite (709.78 in float64, 88.72 in float32, 88.5 in bfloat16,
+            11.086 in float16); a smaller one leaves room for what comes after (a square, a sum).
 
     Returns:
         exp(min(x, limit)). NaN stays NaN.
@@ -158,10 +161,10 @@ def exp(x: Tensor, limit: float | None = None) -> Tensor:
     """
     where = "nanopsy.stable.exp"
     arguments.floating(where, x=x)
-    largest = math.log(torch.finfo(x.dtype).max) * (1 - 2 * torch.finfo(x.dtype).eps)
+    largest = LARGEST_EXPONENT[x.dtype]
     if limit is not None:
-        arguments.number(where, "limit", limit, most=largest)
-    return x.clamp(max=largest if limit is None else limit).exp()
+        arguments.number(where, "limit", limit, most=math.log(torch.finfo(x.dtype).max))
+    return x.clamp(max=largest if limit is None else min(limit, largest)).exp()
 
 
 class _Arc(torch.autograd.Function):
@@ -276,7 +279,7 @@ class _Xlogy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, y = ctx.saved_tensors
-        return grad * nonzero(y, 1.0).log(), grad * (x / nonzero(y))
+        return grad * torch.where(y == 0, 1.0, y).log(), grad * (x / nonzero(y))
 
 
 def xlogy(x: Tensor, y: Tensor) -> Tensor:
@@ -345,8 +348,8 @@ def divide(a: Tensor, b: Tensor, *, at_zero: float = 0.0) -> Tensor:
         at_zero: the quotient where b is 0 (of either sign).
 
     Returns:
-        a / b, correctly rounded. A quotient too large for the format is inf, as in torch: bound the divisor by something that means something
-        (a minimum depth) where that can happen.
+        a / b, correctly rounded; ``at_zero`` where b is 0 and a is finite. A quotient too large for the format is inf, as in torch: bound the divisor by
+        something that means something (a minimum depth) where that can happen.
 
     >>> divide(torch.tensor([1.0, 6.0]), torch.tensor([0.0, 3.0]))
     tensor([0., 2.])

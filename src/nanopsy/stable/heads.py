@@ -165,7 +165,7 @@ def exp_depth(logits: Tensor, min_depth: float = 1e-3, max_depth: float = 1e3) -
     arguments.number(where, "min_depth", min_depth, above=0)
     arguments.number(where, "max_depth", max_depth, above=min_depth)
     log_depth = wide(logits).clamp(math.log(min_depth), math.log(max_depth))
-    return DepthPrediction(log_depth.exp(), log_depth)
+    return DepthPrediction(log_depth.exp().clamp(min_depth, max_depth), log_depth)
 
 
 def spaced_edges(bins: int, min_depth: float, max_depth: float, spacing: str = "log", *, device: torch.device | str | None = None) -> Tensor:
@@ -225,14 +225,14 @@ def bins_depth(logits: Tensor, edges: Tensor) -> DepthPrediction:
         edges: ``B x (P + 1)`` (adaptive, from `bin_edges`) or ``P + 1`` (fixed, from `spaced_edges`), metres.
 
     Returns:
-        `DepthPrediction` with shape ``B x 1 x H x W``. The depth lies between the first and the last centre, so that its log is bounded.
+        `DepthPrediction` with shape ``B x 1 x H x W``. The depth lies between the first and the last centre, to rounding, so that its log is bounded.
 
     Source: Bhat et al. 2021 (AdaBins), equation 3.
     """
     where = "nanopsy.stable.bins_depth"
     arguments.floating(where, logits=logits, edges=edges)
     arguments.image(where, logits=logits)
-    if edges.shape[-1] != logits.shape[1] + 1 or edges.ndim not in (1, 2) or (edges.ndim == 2 and edges.shape[0] not in (1, logits.shape[0])):
+    if edges.ndim not in (1, 2) or edges.shape[-1] != logits.shape[1] + 1 or (edges.ndim == 2 and edges.shape[0] not in (1, logits.shape[0])):
         raise arguments.ArgumentError(
             f"edges of shape {list(edges.shape)} for logits of shape {list(logits.shape)}",
             where=where,
@@ -270,7 +270,7 @@ def ordinal_depth(logits: Tensor, edges: Tensor) -> DepthPrediction:
             why="K thresholds lie inside K + 2 edges",
             do=f"pass spaced_edges({logits.shape[1] + 1}, min_depth, max_depth)",
         )
-    logs = wide(edges).log().to(wide(logits).dtype)
+    logs = wide(edges).to(wide(logits).dtype).log()
     middles = (logs[1:] + logs[:-1]) / 2
     steps = (middles[1:] - middles[:-1]).reshape(1, -1, 1, 1)
     log_depth = middles[0] + (_sigmoid(wide(logits)) * steps).sum(1, keepdim=True)
@@ -361,6 +361,7 @@ class OrdinalHead(nn.Module):
 
     def __init__(self, thresholds: int, min_depth: float, max_depth: float, spacing: str = "log") -> None:
         super().__init__()
+        arguments.number("nanopsy.stable.OrdinalHead", "min_depth", min_depth, above=0)
         self.register_buffer("edges", spaced_edges(thresholds + 1, min_depth, max_depth, spacing))
 
     def forward(self, logits: Tensor) -> DepthPrediction:

@@ -47,7 +47,7 @@ class Moments(NamedTuple):
         where = "nanopsy.stable.Moments.of"
         arguments.floating(where, x=x)
         exact = x.detach() if x.device.type == "mps" else x.detach().double()
-        s = selection(where, exact, mask, weight, dim)
+        s = selection(where, exact, mask, None if weight is None else weight.detach(), dim)
         deviations = centred(s).square()
         squares = deviations if s.weight is None else deviations * s.weight
         return cls(s.total.squeeze(s.dim), mean_of(s).squeeze(s.dim), squares.sum(s.dim))

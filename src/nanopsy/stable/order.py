@@ -70,7 +70,7 @@ def masked_quantile(
         chosen = chosen & ~(weights <= 0)
     keep = pattern(chosen, rows)
     clean = select(rows, keep)
-    index = torch.where(chosen, clean.detach(), torch.inf).argsort(-1)
+    index = _order(clean, chosen)
     count = chosen.sum(-1, keepdim=True)
     if weight is None:
         low, high, share = _ranks(q, count, interpolation, rows.dtype)
@@ -78,7 +78,9 @@ def masked_quantile(
         low = high = _weighted_rank(q, weights, chosen, index)
         share = torch.zeros_like(low, dtype=rows.dtype)
     at_low, at_high = clean.gather(-1, index.gather(-1, low)), clean.gather(-1, index.gather(-1, high))
-    result = torch.lerp(at_low, at_high, share) if weight is None and interpolation in ("linear", "midpoint") else at_low
+    result = at_low
+    if weight is None and interpolation in ("linear", "midpoint"):
+        result = torch.where(at_low == at_high, at_low, at_low * (1 - share) + at_high * share)
     poison = select(clean.detach(), pattern(clean.isnan(), rows)).sum(-1, keepdim=True)
     if weight is not None:
         poison = poison + select(weights, pattern(chosen & weights.isnan(), rows)).sum(-1, keepdim=True)
@@ -90,6 +92,28 @@ def _rows(x: Tensor, dim: tuple[int, ...]) -> Tensor:
     """The reduced dimensions as one, last."""
     left = [d for d in range(x.ndim) if d not in dim]
     return x.permute(*left, *dim).flatten(len(left)) if dim else x.unsqueeze(-1)
+
+
+def _order(rows: Tensor, chosen: Tensor) -> Tensor:
+    """The order of the selected elements of each row, then the others: NaN sorts after inf."""
+    return torch.where(chosen, rows.detach(), torch.nan).argsort(-1)
+
+
+def smallest(x: Tensor, share: float, mask: Tensor | None, dim: tuple[int, ...]) -> Tensor:
+    """Of each row, the largest of the smallest ``share`` (at least one) of the selected elements; dimensions kept, no gradient."""
+    rows = _rows(x.detach(), dim)
+    chosen = torch.ones_like(rows, dtype=torch.bool) if mask is None else _rows(mask.expand(x.shape), dim)
+    if rows.shape[-1] == 0:
+        return rows.sum(-1).reshape([1 if d in dim else n for d, n in enumerate(x.shape)])
+    last = (kept(chosen.sum(-1, keepdim=True), share) - 1).clamp(min=0)
+    values = rows.gather(-1, _order(rows, chosen).gather(-1, last))
+    return values.reshape([1 if d in dim else n for d, n in enumerate(x.shape)])
+
+
+def kept(count: Tensor, share: float) -> Tensor:
+    """How many elements a share of ``count`` is: rounded down, but at least one of those that there are."""
+    exact = count.to(torch.float64 if count.device.type != "mps" else torch.float32) * share
+    return torch.minimum(exact.floor().long().clamp(min=1), count)
 
 
 def _ranks(q: float, count: Tensor, interpolation: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

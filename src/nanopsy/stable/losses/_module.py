@@ -32,10 +32,15 @@ class Loss(nn.Module):
                     why="a misspelled option would train another loss than the one you meant",
                     do=f"did you mean {near[0]!r}?" if near else f"options: {', '.join(known)}",
                 )
-        self.options = options
+        self.names = tuple(options)
+        for name, value in options.items():
+            if isinstance(value, Tensor):
+                self.register_buffer(name, value, persistent=False)  # it moves with the module
+            else:
+                setattr(self, name, value)
 
     def forward(self, *tensors: Any, **named: Any) -> Tensor:
-        return type(self).function(*tensors, **{**self.options, **named})
+        return type(self).function(*tensors, **{**{name: getattr(self, name) for name in self.names}, **named})
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.names)

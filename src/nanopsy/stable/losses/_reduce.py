@@ -51,4 +51,7 @@ def reduced(where: str, terms: Tensor, mask: Tensor | None, weight: Tensor | Non
     if reduction == "batch":
         return masked_mean(terms, mask, weight=weight)
     per_image = masked_mean(terms, mask, weight=weight, dim=dim)
-    return over_images(per_image, selected_size(terms, mask, dim, keepdim=False))
+    if weight is None:
+        return over_images(per_image, selected_size(terms, mask, dim, keepdim=False))
+    seen = (weight > 0).expand(terms.shape)
+    return over_images(per_image, selected_size(terms, seen if mask is None else seen & mask, dim, keepdim=False))

@@ -35,6 +35,11 @@ def _per_pixel(where: str, logits: Tensor, target: Tensor, mask: Tensor | None, 
     arguments.boolean(where, mask, target)
 
 
+def _shown(target: Tensor, scores: Tensor) -> Tensor:
+    """0, and NaN for a label that is not finite: comparisons would put it into a bin."""
+    return ((target - target).detach() * 0).to(scores.dtype)
+
+
 def ordinal_regression(
     logits: Tensor, target: Tensor, mask: Tensor | None = None, *, edges: Tensor, weight: Tensor | None = None, reduction: str = "batch"
 ) -> Tensor:
@@ -62,7 +67,7 @@ def ordinal_regression(
     signed = torch.where(deeper, -scores, scores)
     if mask is not None:
         signed = select(signed, pattern(mask.expand(target.shape), signed))
-    return reduced(where, F.softplus(signed).sum(1, keepdim=True), mask, weight, reduction)
+    return reduced(where, F.softplus(signed).sum(1, keepdim=True) + _shown(target, scores), mask, weight, reduction)
 
 
 def bins_classification(
@@ -101,10 +106,10 @@ def bins_classification(
     label = torch.bucketize(wide(target).detach().contiguous(), wide(edges)[1:-1].contiguous(), right=True)
     logs = scores.log_softmax(1)
     if softness is None:
-        return reduced(where, -logs.gather(1, label), mask, weight, reduction)
+        return reduced(where, _shown(target, scores) - logs.gather(1, label), mask, weight, reduction)
     steps = torch.arange(logits.shape[1], device=logits.device, dtype=scores.dtype).reshape(1, -1, 1, 1)
     soft = (-softness * (steps - label).square()).softmax(1)
-    return reduced(where, -(soft * logs).sum(1, keepdim=True), mask, weight, reduction)
+    return reduced(where, _shown(target, scores) - (soft * logs).sum(1, keepdim=True), mask, weight, reduction)
 
 
 def chamfer_bins(centres: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -137,11 +142,11 @@ def chamfer_bins(centres: Tensor, target: Tensor, mask: Tensor | None = None) ->
     depths = wide(target).to(c.dtype).flatten(1)
     depths = select(depths, pattern(chosen, depths))
     if depths.shape[1] == 0:
-        return (c * 0).sum()
+        return c.flatten()[:0].sum()
     count = chosen.sum(1, keepdim=True)
     ordered_c, _ = c.sort(1)
     to_centre = depths - _nearest(ordered_c, depths, torch.full_like(count, c.shape[1]))
-    order = torch.where(chosen, depths.detach(), torch.inf).argsort(1)
+    order = torch.where(chosen, depths.detach(), torch.nan).argsort(1)
     to_depth = c - _nearest(depths.gather(1, order), c, count)
     there = masked_mean(to_centre.square(), chosen, dim=1)
     back = masked_mean(to_depth.square(), (count > 0).expand(c.shape), dim=1)

@@ -11,6 +11,7 @@ from nanopsy.stable.alignment import align_scale_and_shift, fitted, normalize_by
 from nanopsy.stable.losses._module import Loss
 from nanopsy.stable.losses._reduce import over, over_images, pair
 from nanopsy.stable.losses.gradients import matched
+from nanopsy.stable.order import kept
 
 __all__ = ["ScaleAndShiftInvariant", "TrimmedProcrustes", "scale_and_shift_invariant", "trimmed_procrustes"]
 
@@ -77,10 +78,9 @@ def trimmed_procrustes(
     chosen = torch.ones_like(error, dtype=torch.bool) if mask is None else mask.expand(p.shape).flatten(1)
     count = chosen.sum(1, keepdim=True)
     if error.shape[1]:
-        index = torch.where(chosen, error.detach(), torch.inf).argsort(1)
-        kept = (count.to(torch.float32) * (1 - trim)).floor().clamp(min=1)
-        near = torch.arange(error.shape[1], device=error.device).expand_as(error) < torch.minimum(kept, count)
-        error = select(error.gather(1, index), pattern(near, error))
+        ordered = error.gather(1, torch.where(chosen, error.detach(), torch.nan).argsort(1))  # NaN sorts after inf
+        near = torch.arange(error.shape[1], device=error.device).expand_as(error) < kept(count, 1 - trim)
+        error = select(ordered, pattern(near | ordered.detach().isnan(), error))  # NaN shows
     sums, totals = error.sum(1), count.squeeze(1).to(p.dtype)
     data = sums.sum() / (2 * nonzero(totals.sum())) if reduction == "batch" else over_images(sums / (2 * nonzero(totals)), totals)
     return data + alpha * matched(where, p - t, mask, scales, reduction) if alpha else data

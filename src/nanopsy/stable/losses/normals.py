@@ -29,10 +29,10 @@ def cosine_normal(prediction: Tensor, target: Tensor, mask: Tensor | None = None
     Source: Hu et al. 2019, equation 5.
     """
     where = "nanopsy.stable.cosine_normal"
-    arguments.image(where, prediction=prediction, target=target)
+    arguments.depth_map(where, prediction=prediction, target=target)
     p, t, _ = pair(where, prediction, target, mask)
     if min(p.shape[-2:]) < 3:
-        return (p * 0).sum()
+        return p.flatten()[:0].sum()
     counted = None
     if mask is not None:
         full = mask.expand(p.shape)
@@ -98,19 +98,13 @@ def virtual_normal(
     Source: Yin et al. 2019, equations 2 to 5.
     """
     where = "nanopsy.stable.virtual_normal"
-    arguments.image(where, prediction=prediction, target=target)
+    arguments.depth_map(where, prediction=prediction, target=target)
     fx, fy = focal if isinstance(focal, tuple) else (focal, focal)
     arguments.number(where, "focal", fx, above=0)
     arguments.number(where, "focal", fy, above=0)
     arguments.number(where, "drop", drop, least=0, below=1)
     p, t, _ = pair(where, prediction, target, mask)
-    if triples.ndim != 2 or triples.shape[0] != 3 or triples.dtype != torch.int64:
-        raise arguments.ArgumentError(
-            f"triples of shape {list(triples.shape)} and dtype {triples.dtype}",
-            where=where,
-            why="each column names three pixels",
-            do="pass sample_triples(H, W, N)",
-        )
+    arguments.index(where, "triples", triples, 3, "sample_triples(H, W, N)")
     height, width = p.shape[-2:]
     cx, cy = centre if centre is not None else ((width - 1) / 2, (height - 1) / 2)
     u = (torch.arange(width, device=p.device, dtype=p.dtype) - cx) / fx
@@ -125,11 +119,11 @@ def virtual_normal(
     counted = chosen.flatten(1).index_select(1, flat).reshape(-1, *triples.shape).all(1) & _far_apart(points_t.detach(), largest_cosine, least_distance)
     loss = (_plane_normal(points_p) - _plane_normal(points_t)).abs().sum(1)
     loss = select(loss, pattern(counted, loss))
-    order = torch.where(counted, loss.detach(), torch.inf).argsort(1)
+    order = torch.where(counted, loss.detach(), torch.nan).argsort(1)
     count = counted.sum(1, keepdim=True)
     rank = torch.arange(loss.shape[1], device=loss.device).expand_as(loss)
     kept = (rank >= (count * drop).floor()) & (rank < count)
-    each = masked_mean(loss.gather(1, order), kept, dim=1)
+    each = masked_mean(loss.gather(1, order), kept | loss.gather(1, order).isnan(), dim=1)
     return masked_mean(each, count.squeeze(1) > 0)
 
 
@@ -146,7 +140,7 @@ def _far_apart(points: Tensor, largest_cosine: float, least_distance: float) -> 
     unit = sides / nonzero(torch.linalg.vector_norm(sides, dim=1, keepdim=True))
     cosines = torch.stack([(unit[:, :, i] * unit[:, :, j]).sum(1).abs() for i, j in ((0, 1), (0, 2), (1, 2))], 1)
     degenerate = (sides == 0).all(1).any(1)
-    return ~near & ~degenerate & (cosines <= largest_cosine).all(1)
+    return ~near & ~degenerate & ~(cosines > largest_cosine).any(1)  # NaN is counted, and shows
 
 
 class CosineNormal(Loss):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanopsy.stable import _arguments as arguments
-from nanopsy.stable._select import wide
+from nanopsy.stable._select import pattern, select
 from nanopsy.stable.losses._module import Loss
 from nanopsy.stable.losses._reduce import pair
 from nanopsy.stable.statistics import masked_mean
@@ -49,19 +49,17 @@ def ranking(prediction: Tensor, target: Tensor, mask: Tensor | None = None, *, p
     where = "nanopsy.stable.ranking"
     arguments.number(where, "tolerance", tolerance, least=0)
     arguments.number(where, "equal_weight", equal_weight, least=0)
-    arguments.image(where, prediction=prediction, target=target)
+    arguments.depth_map(where, prediction=prediction, target=target)
     p, t, _ = pair(where, prediction, target, mask)
-    if pairs.ndim != 2 or pairs.shape[0] != 2 or pairs.dtype != torch.int64:
-        raise arguments.ArgumentError(
-            f"pairs of shape {list(pairs.shape)} and dtype {pairs.dtype}", where=where, why="each column names two pixels", do="pass sample_pairs(H, W, N)"
-        )
+    arguments.index(where, "pairs", pairs, 2, "sample_pairs(H, W, N)")
     difference = _at(p, pairs[0]) - _at(p, pairs[1])
     near, far = _at(t, pairs[0]), _at(t, pairs[1])
     order = (near >= far * (1 + tolerance)).to(p.dtype) - (far >= near * (1 + tolerance)).to(p.dtype)
-    apart = order.abs()
-    terms = apart * F.softplus(-order * difference) + (1 - apart) * (equal_weight * difference.square())
+    ordered = order != 0
+    terms = select(F.softplus(-order * difference), pattern(ordered, difference)) + select(equal_weight * difference.square(), pattern(~ordered, difference))
+    terms = terms + (near - far) * 0  # a NaN target shows
     chosen = None if mask is None else _at(mask.expand(p.shape), pairs[0]) & _at(mask.expand(p.shape), pairs[1])
-    return masked_mean(wide(terms), chosen)
+    return masked_mean(terms, chosen)
 
 
 def _at(x: Tensor, index: Tensor) -> Tensor:

@@ -117,6 +117,8 @@ def laplace_nll(
 def _error_and_scale(where: str, prediction: Tensor, scale: Tensor, target: Tensor, mask: Tensor | None, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
     arguments.floating(where, scale=scale)
     arguments.alike(where, prediction=prediction, scale=scale)
+    if not isinstance(bounds, tuple) or len(bounds) != 2:
+        raise arguments.ArgumentError(f"bounds={bounds!r}", where=where, why="an unbounded exponent overflows", do="pass a pair (lowest, highest)")
     arguments.number(where, "bounds[0]", bounds[0], least=-80)
     arguments.number(where, "bounds[1]", bounds[1], above=bounds[0], most=80)
     p, t, keep = pair(where, prediction, target, mask)

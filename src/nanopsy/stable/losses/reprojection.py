@@ -16,6 +16,10 @@ from nanopsy.stable.statistics import masked_mean
 __all__ = ["Photometric", "Projection", "backproject", "photometric", "project"]
 
 
+SLACK = 1e-5
+"""How far beyond the outermost pixel centres a point may lie, by rounding, and still be inside: 0.006 pixels of 1242."""
+
+
 class Projection(NamedTuple):
     """Where points land."""
 
@@ -51,7 +55,7 @@ def backproject(depth: Tensor, inverse_intrinsics: Tensor) -> Tensor:
     """
     where = "nanopsy.stable.backproject"
     arguments.floating(where, depth=depth)
-    arguments.image(where, depth=depth)
+    arguments.depth_map(where, depth=depth)
     _matrices(where, 3, 3, inverse_intrinsics=inverse_intrinsics)
     z = wide(depth)
     height, width = z.shape[-2:]
@@ -90,17 +94,19 @@ def project(points: Tensor, intrinsics: Tensor, pose: Tensor | None = None, *, m
     _matrices(where, 3, 3, intrinsics=intrinsics)
     arguments.number(where, "min_depth", min_depth, above=0)
     p = wide(points)
+    finite = p.detach().isfinite().all(1, keepdim=True)
+    p = select(p, pattern(finite, p))
     if pose is not None:
         _matrices(where, 4, 4, pose=pose)
         motion = wide(pose).to(p.dtype)
         p = _transform(motion[:, :3, :3], p) + motion[:, :3, 3, None, None]
     image = _transform(wide(intrinsics).to(p.dtype), p)
     z = image[:, 2:]
-    front = z >= min_depth
+    front = finite & (z >= min_depth)
     height, width = p.shape[-2:]
     safe = torch.where(front, z, 1.0)
     xy = torch.cat([image[:, :1] / safe * (2 / max(width - 1, 1)), image[:, 1:2] / safe * (2 / max(height - 1, 1))], 1) - 1
-    valid = front & (xy.detach().abs() <= 1).all(1, keepdim=True)
+    valid = front & (xy.detach().abs() <= 1 + SLACK).all(1, keepdim=True)
     grid = select(xy, pattern(valid, xy))
     return Projection(grid.permute(0, 2, 3, 1), valid, p[:, 2:])
 

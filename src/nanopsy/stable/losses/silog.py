@@ -33,7 +33,7 @@ class SILogForm:
     """Factor of the whole, positive."""
     root: bool = False
     """Take the root of D. Off by default: the optimum is the same, and the gradient vanishes there instead of keeping its length (arXiv 2311.03938,
-    guideline 1). On: the gradient with respect to g has norm at most scale / sqrt(N) for lam <= 1, and is 0 where D is exactly 0."""
+    guideline 1). On: the gradient with respect to g has norm at most scale / sqrt(N - correction), and is 0 where D is exactly 0."""
     correction: float = 0
     """Bessel's correction of the variance; 0 is the population variance (guideline 3), and the only one that is D above."""
     offset: float = 0.0
@@ -47,6 +47,8 @@ class SILogForm:
         where = "nanopsy.stable.SILogForm"
         arguments.number(where, "lam", self.lam, least=0, most=1)
         arguments.number(where, "scale", self.scale, above=0)
+        if not isinstance(self.root, bool):
+            raise arguments.ArgumentError(f"root is {self.root!r}", where=where, why="it says whether the root is taken", do="pass True or False")
         for name in ("correction", "offset", "under_root"):
             arguments.number(where, name, getattr(self, name), least=0)
         arguments.choice(where, "reduction", self.reduction, ("batch", "image"))
@@ -151,6 +153,8 @@ def _checked(
     where: str, prediction: Tensor, target: Tensor, mask: Tensor | None, weight: Tensor | None, form: SILogForm
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Prediction and target, at least float32, the mask, its bits, and the weights."""
+    if not isinstance(form, SILogForm):
+        raise arguments.ArgumentError(f"form is a {type(form).__name__}", where=where, why="it says which SILog is meant", do="pass SILogForm(lam=…, root=…)")
     arguments.floating(where, prediction=prediction, target=target)
     arguments.alike(where, prediction=prediction, target=target)
     arguments.boolean(where, mask, prediction)

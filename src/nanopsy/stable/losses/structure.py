@@ -24,8 +24,8 @@ def ssim(x: Tensor, y: Tensor, *, window: int = 11, sigma: float | None = 1.5, m
         max_value: the range of values, L in c1 = (0.01 L)^2 and c2 = (0.03 L)^2.
 
     Returns:
-        ``B x C x H x W`` in [-1, 1]. Both images are centred on their common mean first, and variances are kept at or above 0: E[x^2] - E[x]^2 of a depth
-        of 80 m alone loses more in float32 than c2, and the denominator can reach 0.
+        ``B x C x H x W`` in [-1, 1], computed in float64 (where the device has it), centred on the common mean, with variances at or above 0 and the
+        covariance within them: E[x^2] - E[x]^2 of a depth of 80 m alone loses more in float32 than c2, and the denominator can reach 0.
 
     Source: Wang et al. 2004, equation 13.
     """
@@ -33,21 +33,16 @@ def ssim(x: Tensor, y: Tensor, *, window: int = 11, sigma: float | None = 1.5, m
     arguments.floating(where, x=x, y=y)
     arguments.alike(where, x=x, y=y)
     arguments.image(where, x=x)
-    arguments.whole(where, "window", window, least=3)
     arguments.number(where, "max_value", max_value, above=0)
     if sigma is not None:
         arguments.number(where, "sigma", sigma, above=0)
-    if window % 2 == 0 or min(x.shape[-2:]) <= window // 2:
-        raise arguments.ArgumentError(
-            f"a window of {window} for images of {x.shape[-2]} x {x.shape[-1]}",
-            where=where,
-            why="the window is centred on a pixel and its border reflected",
-            do="pass an odd window with window // 2 below height and width",
-        )
+    _check_window(where, window, x)
     dtype = torch.promote_types(wide(x).dtype, wide(y).dtype)
     a, b = x.to(dtype), y.to(dtype)
     if x.numel() == 0:
         return a * b
+    exact = a.dtype if x.device.type == "mps" else torch.float64
+    a, b = a.to(exact), b.to(exact)
     c1, c2 = (0.01 * max_value) ** 2, (0.03 * max_value) ** 2
     with torch.autocast(x.device.type, enabled=False):
         common = (masked_mean(a, dim=(-2, -1), keepdim=True) + masked_mean(b, dim=(-2, -1), keepdim=True)).detach() / 2
@@ -56,10 +51,22 @@ def ssim(x: Tensor, y: Tensor, *, window: int = 11, sigma: float | None = 1.5, m
         mean_a, mean_b = _blur(a, window, kernel), _blur(b, window, kernel)
         var_a = (_blur(a * a, window, kernel) - mean_a * mean_a).clamp(min=0)
         var_b = (_blur(b * b, window, kernel) - mean_b * mean_b).clamp(min=0)
-        covariance = _blur(a * b, window, kernel) - mean_a * mean_b
+        bound = (var_a + var_b) / 2
+        covariance = torch.maximum(torch.minimum(_blur(a * b, window, kernel) - mean_a * mean_b, bound), -bound)
         full_a, full_b = mean_a + common, mean_b + common
         luminance = 1 - (mean_a - mean_b).square() / (full_a.square() + full_b.square() + c1)
-        return luminance * ((2 * covariance + c2) / (var_a + var_b + c2))
+        return (luminance * ((2 * covariance + c2) / (var_a + var_b + c2))).to(dtype)
+
+
+def _check_window(where: str, window: int, x: Tensor) -> None:
+    arguments.whole(where, "window", window, least=3)
+    if window % 2 == 0 or min(x.shape[-2:]) <= window // 2:
+        raise arguments.ArgumentError(
+            f"a window of {window} for images of {x.shape[-2]} x {x.shape[-1]}",
+            where=where,
+            why="the window is centred on a pixel and its border reflected",
+            do="pass an odd window with window // 2 below height and width",
+        )
 
 
 def _kernel(window: int, sigma: float | None, like: Tensor) -> Tensor | None:
@@ -98,6 +105,7 @@ def ssim_loss(x: Tensor, y: Tensor, mask: Tensor | None = None, *, window: int =
     arguments.alike(where, x=x, y=y)
     arguments.image(where, x=x)
     arguments.boolean(where, mask, x)
+    _check_window(where, window, x)
     dtype = torch.promote_types(wide(x).dtype, wide(y).dtype)
     a, b = x.to(dtype), y.to(dtype)
     whole = None
