@@ -322,8 +322,8 @@ SUBJECTS: Sequence[Subject] = (
     Subject("masked_var", lambda m, x: stable.masked_var(x, m, correction=1), lambda m, x: x[m].var(), _signal, vector_mask),
     Subject("masked_var", lambda m, x, w: stable.masked_var(x, m, weight=w, dim=1), _weighted(_weighted_var), _signal_and_weight, vector_mask),
     Subject("masked_std", lambda m, x: stable.masked_std(x, m, correction=1, dim=1), _rows(lambda v: v.std()), _signal, vector_mask),
-    Subject("masked_median", lambda m, x: stable.masked_median(x, m, dim=1), _rows(lambda v: v.quantile(0.5)), _signal, vector_mask),
-    Subject("masked_quantile", lambda m, x: stable.masked_quantile(x, 0.3, m, dim=1), _rows(lambda v: v.quantile(0.3)), _signal, vector_mask),
+    Subject("masked_median", lambda m, x: stable.masked_median(x, m, dim=1), _rows(lambda v: v.quantile(0.5)), _signal, vector_mask, ties=True),
+    Subject("masked_quantile", lambda m, x: stable.masked_quantile(x, 0.3, m, dim=1), _rows(lambda v: v.quantile(0.3)), _signal, vector_mask, ties=True),
     # elementary functions
     on_vector("sqrt", stable.sqrt, torch.sqrt, 0.01, 9.0),
     on_vector("power", lambda x: stable.power(x, 0.3), lambda x: x**0.3, 0.01, 9.0),
@@ -342,7 +342,14 @@ SUBJECTS: Sequence[Subject] = (
     Subject("norm", lambda x: stable.norm(x, 1), lambda x: (x * x).sum(1).sqrt(), lambda g, size: [normal(g, 3, size)]),
     Subject("normalize", stable.normalize, lambda x: x / (x * x).sum(1, keepdim=True).sqrt(), lambda g, size: [normal(g, 3, size)]),
     # softmax family
-    Subject("masked_softmax", lambda m, x: stable.masked_softmax(x, m), _lowest(lambda s: s.softmax(-1)), lambda g, size: [normal(g, 3, size)], vector_mask),
+    Subject(
+        "masked_softmax",
+        lambda m, x: stable.masked_softmax(x, m),
+        _lowest(lambda s: s.softmax(-1)),
+        lambda g, size: [normal(g, 3, size)],
+        vector_mask,
+        value_ulp=8,
+    ),
     Subject(
         "masked_log_softmax",
         lambda m, x: torch.where(m, stable.masked_log_softmax(x, m), 0.0),
@@ -468,7 +475,7 @@ SUBJECTS: Sequence[Subject] = (
         _smoothness,
         lambda g, size: [uniform(g, 0.1, 1.0, *_image(size)), uniform(g, 0, 1, 2, 3, size, size + 1)],
     ),
-    Subject("ssim", lambda x, y: stable.ssim(x, y, window=3, sigma=None), _ssim_map, _colours, floor=1.0),
+    Subject("ssim", lambda x, y: stable.ssim(x, y, window=3, sigma=None), _ssim_map, _colours, floor=1.0, value_ulp=128, grad_ulp=256),
     Subject(
         "ssim_loss",
         lambda x, y: stable.ssim_loss(x, y, window=3, sigma=None),
@@ -531,6 +538,6 @@ SUBJECTS: Sequence[Subject] = (
         lambda g, size: [K.expand(2, 3, 3), POSE.expand(2, 4, 4)],
         floor=1.0,
     ),
-    Subject("photometric", stable.photometric, _photometric, _colours),
+    Subject("photometric", stable.photometric, _photometric, _colours, grad_ulp=256),
 )
 IDS = [f"{subject.name}-{i}" for i, subject in enumerate(SUBJECTS)]
