@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,7 +33,7 @@ def compact(mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor | None, tuple
     first = tensors[0]
     if mask is None or not eager(mask):
         return mask, tensors
-    index = mask.expand(first.shape).flatten().nonzero().squeeze(1)
+    index = torch.from_numpy(np.flatnonzero(mask.expand(first.shape).numpy()))  # a third of the time of Tensor.nonzero
     return None, tuple(x.expand(first.shape).flatten().index_select(0, index) for x in tensors)
 
 
@@ -76,7 +77,7 @@ class _Nonzero(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, value: float) -> Tensor:
-        return torch.copysign(F.threshold(x.abs(), 0.0, value), x)
+        return F.threshold(x.abs(), 0.0, value, inplace=True).copysign_(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanopsy.stable import _arguments as arguments
-from nanopsy.stable._select import nonzero, positive, wide
+from nanopsy.stable._select import _Nonzero, nonzero, positive, wide
 
 __all__ = ["acos", "asin", "atan2", "divide", "exp", "log", "log1mexp", "power", "reciprocal", "sqrt", "where_safe", "xlogy"]
 
@@ -37,7 +37,8 @@ class _Sqrt(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * (0.5 / positive(ctx.saved_tensors[0]))
+        twice = positive(ctx.saved_tensors[0]) * 2
+        return grad / twice if torch.is_grad_enabled() else twice.reciprocal_().mul_(grad)
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ class _Power(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, p: float) -> Tensor:
-        return (nonzero(x) if p < 0 else x).pow(p)
+        return _Nonzero.forward(x, math.inf).pow_(p) if p < 0 else x.pow(p)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
@@ -76,7 +77,9 @@ class _Power(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return grad * (ctx.p * _Power.apply(x, ctx.p - 1)), None  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():
+            return grad * (ctx.p * _Power.apply(x, ctx.p - 1)), None  # type: ignore[no-untyped-call]
+        return _Power.forward(x, ctx.p - 1).mul_(ctx.p).mul_(grad), None
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
@@ -107,7 +110,7 @@ class _Log(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, floor: float) -> Tensor:
-        return x.clamp(min=floor).log()
+        return x.clamp(min=floor).log_()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
@@ -116,7 +119,8 @@ class _Log(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad / F.threshold(ctx.saved_tensors[0], ctx.floor, math.inf), None
+        above = F.threshold(ctx.saved_tensors[0], ctx.floor, math.inf)
+        return grad / above if torch.is_grad_enabled() else above.reciprocal_().mul_(grad), None
 
 
 def log(x: Tensor, floor: float | None = None) -> Tensor:
@@ -175,8 +179,8 @@ class _Arc(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, cosine: bool, slack: float) -> Tensor:  # noqa: FBT001
         inside = x.clamp(-1, 1)
-        inside = inside + F.hardshrink(x - inside, slack)
-        return inside.acos() if cosine else inside.asin()
+        inside.add_(F.hardshrink(x - inside, slack))
+        return inside.acos_() if cosine else inside.asin_()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, bool, float], output: Tensor) -> None:
@@ -240,9 +244,9 @@ class _Atan2(torch.autograd.Function):
             a, b = y / size, x / size
             slope = grad / positive(a * a + b * b) / size
             return slope * b, -slope * a
-        length = positive(torch.hypot(y, x))
+        length = F.threshold(torch.hypot(y, x), 0.0, math.inf, inplace=True)
         slope = grad / length
-        return slope * (x / length), -slope * (y / length)
+        return (x / length).mul_(slope), (y / length).mul_(slope).neg_()
 
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:

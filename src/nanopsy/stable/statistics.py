@@ -75,7 +75,7 @@ class _Centre(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, keep: Tensor | None, weight: Tensor | None, total: Tensor, dim: tuple[int, ...], small: bool) -> Tensor:  # noqa: FBT001
         first = select(x - mean_of(Selection(x, keep, weight, total, dim, ()), small=small), keep)
-        return select(first - mean_of(Selection(first, keep, weight, total, dim, ()), small=small), keep)
+        return select(first.sub_(mean_of(Selection(first, keep, weight, total, dim, ()), small=small)), keep)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

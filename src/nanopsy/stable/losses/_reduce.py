@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nanopsy.stable import _arguments as arguments
-from nanopsy.stable._select import pattern, select, selected_size, wide
+from nanopsy.stable._select import compact, pattern, select, selected_size, wide
 from nanopsy.stable.statistics import masked_mean
 
 REDUCTIONS = ("batch", "image")
@@ -22,6 +22,24 @@ def pair(where: str, prediction: Tensor, target: Tensor, mask: Tensor | None) ->
     p, t = p.to(dtype), t.to(dtype)
     keep = None if mask is None else pattern(mask, p)
     return select(p, keep), select(t, keep), keep
+
+
+def gathered(
+    where: str, reduction: str, mask: Tensor | None, weight: Tensor | None, **tensors: Tensor
+) -> tuple[Tensor | None, Tensor | None, tuple[Tensor, ...]]:
+    """Check tensors of one shape, their mask and weights; for one loss over the batch, `compact` them: nothing later looks at neighbours."""
+    arguments.floating(where, weight=weight, **tensors)
+    arguments.alike(where, **tensors)
+    first = next(iter(tensors.values()))
+    arguments.boolean(where, mask, first)
+    if weight is not None:
+        arguments.broadcasts(where, "weight", weight, first)
+    over(where, first, reduction)
+    if reduction != "batch":
+        return mask, weight, tuple(tensors.values())
+    weights = [] if weight is None else [weight]
+    mask, kept = compact(mask, *tensors.values(), *weights)
+    return mask, kept[-1] if weights else None, kept[: len(tensors)]
 
 
 def over(where: str, x: Tensor, reduction: str) -> tuple[int, ...]:

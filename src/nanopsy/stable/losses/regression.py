@@ -10,7 +10,7 @@ from torch import Tensor
 from nanopsy.stable import _arguments as arguments
 from nanopsy.stable._select import nonzero, select, wide
 from nanopsy.stable.losses._module import Loss
-from nanopsy.stable.losses._reduce import pair, reduced
+from nanopsy.stable.losses._reduce import gathered, pair, reduced
 
 __all__ = ["BerHu", "GaussianNLL", "LaplaceNLL", "berhu", "gaussian_nll", "laplace_nll"]
 
@@ -44,6 +44,7 @@ def berhu(
     arguments.number(where, "fraction", fraction, above=0)
     if threshold is not None:
         arguments.number(where, "threshold", threshold, above=0)
+    mask, weight, (prediction, target) = gathered(where, reduction, mask, weight, prediction=prediction, target=target)
     p, t, _ = pair(where, prediction, target, mask)
     error = (p - t).abs()
     if threshold is not None:
@@ -85,7 +86,8 @@ def gaussian_nll(
     Source: Kendall and Gal 2017, equation 8.
     """
     where = "nanopsy.stable.gaussian_nll"
-    error, s = _error_and_scale(where, prediction, log_variance, target, mask, bounds)
+    mask, weight, tensors = gathered(where, reduction, mask, weight, prediction=prediction, log_variance=log_variance, target=target)
+    error, s = _error_and_scale(where, tensors, mask, bounds)
     constant = 0.5 * math.log(2 * math.pi) if full else 0.0
     root = torch.exp(-0.5 * s)
     return reduced(where, 0.5 * ((error * root).square() + s) + constant, mask, weight, reduction)
@@ -109,14 +111,15 @@ def laplace_nll(
     Source: Kendall and Gal 2017, section 2.2.1.
     """
     where = "nanopsy.stable.laplace_nll"
-    error, s = _error_and_scale(where, prediction, log_scale, target, mask, bounds)
+    mask, weight, tensors = gathered(where, reduction, mask, weight, prediction=prediction, log_scale=log_scale, target=target)
+    error, s = _error_and_scale(where, tensors, mask, bounds)
     constant = math.log(2) if full else 0.0
     return reduced(where, error.abs() * torch.exp(-s) + s + constant, mask, weight, reduction)
 
 
-def _error_and_scale(where: str, prediction: Tensor, scale: Tensor, target: Tensor, mask: Tensor | None, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    arguments.floating(where, scale=scale)
-    arguments.alike(where, prediction=prediction, scale=scale)
+def _error_and_scale(where: str, tensors: tuple[Tensor, ...], mask: Tensor | None, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """Prediction less target, and the bounded logarithm of the scale."""
+    prediction, scale, target = tensors
     if not isinstance(bounds, tuple) or len(bounds) != 2:
         raise arguments.ArgumentError(f"bounds={bounds!r}", where=where, why="an unbounded exponent overflows", do="pass a pair (lowest, highest)")
     arguments.number(where, "bounds[0]", bounds[0], least=-80)
