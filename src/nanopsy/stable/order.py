@@ -55,7 +55,7 @@ def masked_quantile(
     over = arguments.dims(where, dim, x.ndim)
     if weight is not None:
         arguments.broadcasts(where, "weight", weight, x)
-    dtype, kept = x.dtype, [1 if d in over else n for d, n in enumerate(x.shape)]
+    dtype, shape = x.dtype, [1 if d in over else n for d, n in enumerate(x.shape)]
     if len(over) == x.ndim:
         mask, (x, *rest) = compact(mask, x) if weight is None else compact(mask, x, weight)
         weight = rest[0] if rest else None
@@ -64,7 +64,7 @@ def masked_quantile(
     chosen = torch.ones_like(rows, dtype=torch.bool) if mask is None else _rows(mask.expand(x.shape), over)
     if rows.shape[-1] == 0:
         result = rows.sum(-1) + empty
-        return (result.reshape(kept) if keepdim else result).to(dtype)
+        return (result.reshape(shape) if keepdim else result).to(dtype)
     if weight is not None:
         weights = _rows(weight.detach().expand(x.shape).to(rows.dtype), over)
         chosen = chosen & ~(weights <= 0)
@@ -85,7 +85,7 @@ def masked_quantile(
     if weight is not None:
         poison = poison + select(weights, pattern(chosen & weights.isnan(), rows)).sum(-1, keepdim=True)
     result = torch.where(count > 0, result + poison, empty).to(dtype)
-    return result.reshape(kept) if keepdim else result.squeeze(-1)
+    return result.reshape(shape) if keepdim else result.squeeze(-1)
 
 
 def _rows(x: Tensor, dim: tuple[int, ...]) -> Tensor:
