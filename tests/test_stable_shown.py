@@ -194,7 +194,9 @@ def test_metrics_do_not_reward_negative_predictions() -> None:
     for prediction in (-t, torch.tensor([0.0, 0.0, 0.0, 5.0]).reshape(1, 1, 2, 2)):
         for nonfinite in ("propagate", "exclude"):
             metrics = DepthMetrics(Protocol(max_depth=10.0, median_scaling=True, nonfinite=nonfinite))
-            metrics.update(prediction, t)
+            labels = t.clone()
+            labels[..., 0] = torch.where(torch.tensor([False, True]), 0.0, labels[..., 0])  # a pixel that is not scored
+            metrics.update(torch.where(labels > 0, prediction, NAN), labels)
             metrics.update(t, t)
             found = metrics.compute()
             assert int(found["unscaled_images"]) == 1

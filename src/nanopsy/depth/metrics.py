@@ -131,7 +131,7 @@ class DepthMetrics(Metric):
         if rules.median_scaling:
             ratio = masked_median(t, counted, dim=over, keepdim=True) / masked_median(p, counted, dim=over, keepdim=True)
             scaled = (ratio > 0) & ratio.isfinite()
-            self.unscaled_images += (there & ~scaled.flatten() & ~p.isnan().any(3).any(2).any(1)).sum()
+            self.unscaled_images += (there & ~scaled.flatten() & ~(lost & counted).any(3).any(2).any(1)).sum()
             if rules.nonfinite == "exclude":
                 there = there & scaled.flatten()
             p = p * torch.where(scaled, ratio, torch.nan)

@@ -129,8 +129,8 @@ def log(x: Tensor, floor: float | None = None) -> Tensor:
     Args:
         x: any shape, any floating dtype.
         floor: smallest argument, positive. The default, and the least that it can be, is the format's smallest normal number (1.2e-38 in float32 and
-            bfloat16, 6.1e-5 in float16), which bounds the value; a bound that means something (a minimum depth in metres) also bounds the gradient, by 1
-            / floor.
+            bfloat16, 6.1e-5 in float16), which bounds the value; a bound that means something (a minimum depth in metres) also bounds the gradient,
+            by 1 / floor.
 
     Returns:
         log(max(x, floor)). NaN stays NaN. For the log of a sigmoid or a softmax use `nanopsy.stable.scaled_sigmoid` or `masked_log_softmax`: they are exact.

@@ -31,10 +31,9 @@ def scale_and_shift_invariant(
         reduction: ``batch`` or ``image``.
 
     Returns:
-        sum((s p + h - t)^2) / (2 M) + alpha * gradient matching. A constant prediction is aligned to the mean target (published: a
-        determinant that rounding decides: scale and shift 0 if it is 0, anything if it is not); an empty mask gives 0 with zero gradient. With ``image``,
-            images without
-        a selected pixel do not count (published: they count as 0).
+        sum((s p + h - t)^2) / (2 M) + alpha * gradient matching. A constant prediction is aligned to the mean target (published: a determinant that
+        rounding decides: scale and shift 0 if it is 0, anything if it is not); an empty mask gives 0 with zero gradient. With ``image``, images without a
+        selected pixel do not count (published: they count as 0).
 
     Source: Ranftl et al. 2020 (MiDaS), equations 2, 4 and 11.
     """
