@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+EXIT_CLEAN = 0
+"""Nothing was found."""
+
+EXIT_SUSPICIONS = 1
+"""``nanopsy check`` found something."""
+
 EXIT_FINDINGS = 3
 """An incident stopped the run (``nanopsy run``)."""
 

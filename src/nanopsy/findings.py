@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -39,6 +39,17 @@ class Safety(StrEnum):
     """Changes finite values, or what the training optimises; the cause's page says how."""
 
 
+class Confidence(StrEnum):
+    """How sure the linter is, surest first."""
+
+    CERTAIN = "certain"
+    """A concrete input that breaks the line is named, and nothing on the way rules it out."""
+    LIKELY = "likely"
+    """The value can get there by what is known of it; what is not known is said."""
+    DEPENDS = "depends"
+    """True under a condition that the source does not decide; the finding says which."""
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """A span of user code; lines count from 1 and columns from 1, the end is exclusive."""
@@ -49,6 +60,8 @@ class Location:
     end_line: int = 0
     end_column: int = 0
     function: str = ""
+    cell: int = 0
+    """Number of the notebook cell, from 1; 0 in a plain file. Lines then count within the cell."""
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -57,10 +70,12 @@ class Location:
             "column": self.column,
             "end_line": self.end_line or self.line,
             "end_column": self.end_column or self.column,
+            **({"cell": self.cell} if self.cell else {}),
         }
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+        cell = f"cell {self.cell}:" if self.cell else ""
+        return f"{self.file}:{cell}{self.line}:{self.column}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +121,10 @@ class Finding:
     verified: bool | None = None
     verification: str = ""
     score: float = 0.0
+    confidence: Confidence | None = None
+    """Set by the linter only, as are the two below."""
+    condition: str = ""
+    edits: tuple[Edit, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -235,3 +254,27 @@ class Diagnosis:
         from html import escape
 
         return f"<pre>{escape(str(self))}</pre>"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A file that could not be checked: one message, whatever is wrong with it."""
+
+    file: str
+    line: int
+    message: str
+
+
+@dataclass(slots=True)
+class Inspection:
+    """Everything one ``nanopsy check`` found, in order of file and line; locations are relative to ``root``."""
+
+    findings: list[Finding] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    files: int = 0
+    fixed: int = 0
+    hidden: dict[str, int] = field(default_factory=dict)
+    """How many findings were left out, by reason: ``depends``, ``noqa``, ``baseline``."""
+    root: str = ""
+    lines: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
+    """Source lines of the files with findings, by (file, cell), for excerpts and fingerprints."""

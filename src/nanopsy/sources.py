@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import linecache
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +14,7 @@ from pathlib import Path
 from nanopsy.findings import Edit, Location
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Source:
     """One file's text with its syntax tree; offsets are in characters."""
 
@@ -55,7 +56,8 @@ class Source:
 
     def at(self, location: Location) -> list[ast.AST]:
         """The nodes that start and end exactly at ``location``, outermost first."""
-        return [node for node in ast.walk(self.tree) if hasattr(node, "lineno") and self.location(node) == _bare(location)]
+        wanted = _bare(location)
+        return [node for node in _by_line(self).get(location.line, ()) if self.location(node) == wanted]
 
     def statement(self, line: int) -> ast.stmt | None:
         """The innermost statement that covers ``line``."""
@@ -67,13 +69,38 @@ class Source:
         return best
 
 
+@lru_cache(maxsize=8)
+def _by_line(source: Source) -> dict[int, list[ast.AST]]:
+    """The nodes that start on each line, outermost first."""
+    lines: dict[int, list[ast.AST]] = {}
+    for node in ast.walk(source.tree):
+        line = getattr(node, "lineno", None)
+        if line is not None:
+            lines.setdefault(line, []).append(node)
+    return lines
+
+
 def _bare(location: Location) -> Location:
     return Location(location.file, location.line, location.column, location.end_line, location.end_column)
 
 
-@lru_cache(maxsize=256)
+_GIVEN: dict[str, Source] = {}
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+"""A line as Python splits them (``str.splitlines`` also splits at form feeds)."""
+
+
+def give(source: Source) -> None:
+    """From now on :func:`load` of its file answers with this source: a notebook's cells, standard input, an edited text."""
+    _GIVEN[source.file] = source
+
+
 def load(file: str) -> Source | None:
     """The source of ``file``, or None when it cannot be read or parsed."""
+    return _GIVEN.get(file) or _read(file)
+
+
+@lru_cache(maxsize=256)
+def _read(file: str) -> Source | None:
     text = "".join(linecache.getlines(file))
     if not text:
         try:
@@ -87,11 +114,11 @@ def parse(file: str, text: str) -> Source | None:
     """Parse ``text`` as the contents of ``file``."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    for line in _LINE.finditer(text):
+        starts.append(line.end())
     return Source(file, text, tree, tuple(starts))
 
 
