@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from nanopsy.facts import Site, Suspicion
 from nanopsy.findings import Edit, Finding, Location
 from nanopsy.ranges import Birth, Operand, Origin, OriginKind
 
@@ -42,6 +43,13 @@ class Cause:
     runs_as: ClassVar[str] = "function"
     """``function``: the snippet defines ``loss()``; ``script``: it is a training script."""
 
+    sites: ClassVar[tuple[str, ...]] = ()
+    """Operations in source code that the linter asks this cause about."""
+    source_bad: ClassVar[str] = ""
+    """What the linter finds, where ``bad`` fails by its numbers rather than by what its source says."""
+    source_good: ClassVar[str] = ""
+    """What the linter leaves alone, where it differs from ``good``."""
+
     accompanies: ClassVar[bool] = False
     """The finding never stands alone: it adds to the one that names the root."""
 
@@ -49,9 +57,17 @@ class Cause:
         """Whether this birth, with these operands and origins, is this cause's doing."""
         raise NotImplementedError
 
+    def match(self, site: Site) -> Suspicion | None:
+        """Whether this operation, by what is known of its operands in source code, can be this cause's doing."""
+        return None
+
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
         """Source edits that would cure it, best first; each is a set that belongs together."""
         return iter(())
+
+    def cures(self, birth: Birth, finding: Finding, facts: Mapping[str, str]) -> Iterator[Sequence[Edit]]:
+        """Source edits that the linter may propose, best first: of a birth imagined in float32, with what a match said in ``facts``."""
+        return self.remedies(birth, finding)
 
     def finding(self, birth: Birth, claim: Claim, penalty: float = 0.0) -> Finding:
         """The finding that a claim on a birth amounts to."""

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements, strength
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth
 
 
@@ -30,6 +31,7 @@ class ArccosAtOne(Cause):
     """
 
     code, slug = "NAN104", "arccos-at-one"
+    sites = ("acos",)
     replacement = "nanopsy.stable.acos"
     bad = """
 import torch
@@ -48,6 +50,15 @@ def loss():
     return torch.acos(cosine.clamp(-1.0 + 1e-6, 1.0 - 1e-6)).mean()
 """
     _OPS = ("acos", "asin", "acosh", "atanh")
+
+    def match(self, site: Site) -> Suspicion | None:
+        value, name = site.operand, site.settings["name"]
+        if name not in ("acos", "arccos", "asin", "arcsin") or value.lo < -1 or value.hi > 1 or (value.lo > -1 and value.hi < 1) or value.lo == value.hi:
+            return None
+        component = value.has(Form.NORMALIZED) and not value.has(Form.COSINE | Form.PRODUCT)
+        sure = Confidence.DEPENDS if component else Confidence.LIKELY
+        edge = "1" if value.hi == 1 else "-1"
+        return Suspicion(f"{name} has an infinite slope at {edge}, and its argument gets there (equal or opposite directions)", sure, needs_gradient=True)
 
     def claim(self, birth: Birth) -> Claim | None:
         argument = birth.operand(0)

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, strength
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth
 
 VARIANCES = ("var", "std", "var_mean", "std_mean")
@@ -44,6 +45,7 @@ class BesselOfOne(Cause):
     """
 
     code, slug = "NAN301", "bessel-of-one"
+    sites = ("variance",)
     replacement = "nanopsy.stable.masked_var"
     bad = """
 import torch
@@ -63,6 +65,26 @@ depth = torch.tensor([0.0, 12.0, 0.0])
 def loss():
     return torch.var(g[depth > 0], correction=0)
 """
+
+    def match(self, site: Site) -> Suspicion | None:
+        correction, value = site.settings["correction"], site.operand
+        if correction is None or correction == 0:
+            return None
+        if value.selected and site.count < 1 + correction and site.settings["whole"]:
+            message = (
+                f"{site.settings['name']} with Bessel's correction over a selection that can hold a single element: N - 1 = 0, 0/0 is NaN in value and gradient"
+            )
+            return Suspicion(message, Confidence.CERTAIN, "if one element is selected")
+        if not site.settings["whole"] and site.scope is not None and "layer_norm(" in site.source.code(site.scope):
+            message = (
+                "a normalisation layer divides by the population variance, and the other branch of this function calls layer_norm, which does; "
+                "Bessel's correction here gives another result"
+            )
+            return Suspicion(message, Confidence.LIKELY)
+        if site.settings["whole"] and not value.selected and not value.has(Form.RANDOM):
+            message = f"{site.settings['name']} with Bessel's correction over everything it is given: one element is 0/0"
+            return Suspicion(message, Confidence.DEPENDS, "if it is called with a single element, as the last batch of an epoch may be")
+        return None
 
     def claim(self, birth: Birth) -> Claim | None:
         if birth.op not in VARIANCES or birth.operand(0).count == 0:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from nanopsy.causes._cause import Cause, Claim, elements
+from nanopsy.facts import Site, Suspicion
+from nanopsy.findings import Confidence
 from nanopsy.ranges import Birth
 
 
@@ -26,6 +28,7 @@ class DegenerateDecomposition(Cause):
     """
 
     code, slug = "NAN105", "degenerate-decomposition"
+    sites = ("decompose",)
     bad = """
 import torch
 
@@ -44,7 +47,23 @@ def loss():
     u, s, vt = torch.linalg.svd(points.T @ points + torch.diag(torch.tensor([3e-1, 2e-1, 1e-1])))
     return (u @ vt).abs().sum()
 """
+    source_good = """
+import torch
+
+points = torch.ones(4, 3, requires_grad=True)
+
+def loss():
+    _, s, _ = torch.linalg.svd(points.T @ points)
+    return s.sum()
+"""
     _NODES = ("LinalgSvd", "LinalgEigh", "LinalgEig", "LinalgQr", "LinalgCholesky", "Svd", "Symeig", "LinalgLu", "LinalgSolve", "LinalgInv")
+
+    def match(self, site: Site) -> Suspicion | None:
+        if site.quiet:
+            return None
+        name = site.settings["name"]
+        message = f"the gradient of {name} divides by differences of singular values (eigenvalues): equal ones (symmetry, rank deficiency) give inf"
+        return Suspicion(message, Confidence.LIKELY, "unless the matrix is never degenerate", needs_gradient=True)
 
     def claim(self, birth: Birth) -> Claim | None:
         if not birth.backward or not birth.node.startswith(self._NODES):

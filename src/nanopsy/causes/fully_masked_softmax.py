@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth
 
 SOFTMAXES = (
@@ -34,6 +35,7 @@ class FullyMaskedSoftmax(Cause):
     """
 
     code, slug = "NAN404", "fully-masked-softmax"
+    sites = ("softmax",)
     replacement = "nanopsy.stable.masked_softmax"
     bad = """
 import torch
@@ -54,6 +56,24 @@ def loss():
     pad_ = pad & ~pad.all(dim=-1, keepdim=True)
     return torch.softmax(scores.masked_fill(pad_, float("-inf")), dim=-1).pow(2).sum()
 """
+    source_good = """
+import torch
+
+def attention(scores, pad):
+    return torch.softmax(scores.masked_fill(pad, -1e4), dim=-1)
+"""
+
+    def match(self, site: Site) -> Suspicion | None:
+        if not site.operand.has(Form.MINUS_INFINITY):
+            return None
+        if site.settings.get("padding"):
+            return Suspicion(
+                "attention masks padding with -inf: a sequence of nothing but padding is a softmax over an empty row, NaN", Confidence.DEPENDS,
+                "if a sequence is only padding",
+            )  # fmt: skip
+        return Suspicion(
+            "softmax over scores that were masked with -inf: a row whose every entry is masked is NaN", Confidence.DEPENDS, "if a row is masked completely"
+        )
 
     def claim(self, birth: Birth) -> Claim | None:
         if birth.op not in SOFTMAXES or not birth.settings.get("row_all_minus_inf"):

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements, strength
-from nanopsy.findings import Edit, Finding, Safety
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding, Safety
 from nanopsy.ranges import Birth, OriginKind
 
 LOGS = ("log", "log2", "log10", "log1p")
@@ -35,6 +36,7 @@ class LogOfSigmoid(Cause):
     """
 
     code, slug = "NAN201", "log-of-sigmoid"
+    sites = ("log",)
     replacement = "nanopsy.stable.scaled_sigmoid"
     bad = """
 import torch
@@ -58,6 +60,22 @@ def loss():
     return (F.logsigmoid(logit) + math.log(80.0)).mean()
 """
 
+    def match(self, site: Site) -> Suspicion | None:
+        value = site.operand
+        if value.has(Form.SELF_SELECTED) and value.role == "prediction":
+            message = (
+                "the mask is made from the prediction itself: a saturated prediction, exactly 0, silently leaves the loss, and its error is never trained away"
+            )
+            return Suspicion(message, Confidence.LIKELY, facts=(("fix", "none"),))
+        if value.lo > 0 or not value.has(Form.SIGMOID):
+            return None
+        also = (value.origin,) if value.origin is not None else ()
+        message = (
+            f"{site.settings['name']} of a sigmoid without a lower bound: the sigmoid underflows to 0 for logits below about -88 (-17 in float16), "
+            "log 0 is -inf and its gradient NaN"
+        )
+        return Suspicion(message, Confidence.LIKELY, also=also)
+
     def claim(self, birth: Birth) -> Claim | None:
         argument = birth.operand(0)
         if birth.op not in LOGS or argument.value != 0 or argument.origin.kind is not OriginKind.SIGMOID:
@@ -67,6 +85,9 @@ def loss():
         message = f"log of exactly 0: the sigmoid{place} {how}; {elements(birth)}"
         also = (argument.origin.location,) if argument.origin.location else ()
         return Claim(strength(birth, 0.97), message, also=also)
+
+    def cures(self, birth: Birth, finding: Finding, facts: Mapping[str, str]) -> Iterator[Sequence[Edit]]:
+        return iter(()) if facts.get("fix") == "none" else self.remedies(birth, finding)
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
         found = _edits.expression(finding.location)

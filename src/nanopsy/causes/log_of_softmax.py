@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements, strength
 from nanopsy.causes.log_of_sigmoid import LOGS
-from nanopsy.findings import Edit, Finding, Safety
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding, Safety
 from nanopsy.ranges import Birth, OriginKind
 
 
@@ -31,6 +32,7 @@ class LogOfSoftmax(Cause):
     """
 
     code, slug = "NAN203", "log-of-softmax"
+    sites = ("log",)
     replacement = "torch.log_softmax"
     bad = """
 import torch
@@ -52,6 +54,15 @@ def loss():
     return -(target * torch.log_softmax(logits, dim=1)).sum()
 """
 
+    def match(self, site: Site) -> Suspicion | None:
+        value = site.operand
+        if value.lo > 0 or not value.has(Form.SOFTMAX) or value.has(Form.SIGMOID) or (value.has(Form.PRODUCT) and not value.has(Form.ZERO)):
+            return None
+        also = (value.origin,) if value.origin is not None else ()
+        return Suspicion(
+            "log of a softmax: a probability underflows to 0 when its logit lies about 104 below the largest; log 0 is -inf", Confidence.LIKELY, also=also
+        )
+
     def claim(self, birth: Birth) -> Claim | None:
         argument = birth.operand(0)
         if birth.op not in LOGS or argument.value != 0 or argument.origin.kind is not OriginKind.SOFTMAX:
@@ -71,7 +82,11 @@ def loss():
         if argument is None or _edits.called(node) not in LOGS:
             return
         if _edits.called(node) == "log" and isinstance(argument, ast.Call) and _edits.called(argument) == "softmax":
-            inner = source.code(argument).replace("softmax", "log_softmax", 1)
+            start, _ = source.span(argument)
+            _, name_end = source.span(argument.func)
+            at = name_end - len("softmax") - start
+            code = source.code(argument)
+            inner = f"{code[:at]}log_{code[at:]}"
             yield [_edits.replace_node(source, node, inner, "exact for every logit", Safety.SAFE)]
             return
         note = "better still: log_softmax of the logits"

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, came_from, elements, strength
 from nanopsy.causes.log_of_sigmoid import LOGS
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Kind, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth, OriginKind
 
 
@@ -31,6 +32,7 @@ class LogOfZero(Cause):
     """
 
     code, slug = "NAN202", "log-of-zero"
+    sites = ("log",)
     replacement = "nanopsy.stable.log"
     bad = """
 import torch
@@ -48,6 +50,29 @@ x = torch.tensor([-1.0, 2.0], requires_grad=True)
 def loss():
     return torch.log(torch.relu(x).clamp(min=1e-6)).sum()
 """
+
+    def match(self, site: Site) -> Suspicion | None:
+        value = site.operand
+        if value.lo > 0 or value.has(Form.SIGMOID | Form.SOFTMAX | Form.EXPLOGIT) or value.kind == Kind.NUMBER or value.has(Form.MASK):
+            return None
+        also = (value.origin,) if value.origin is not None else ()
+        name = site.settings["name"]
+        if value.lo == 0 and value.has(Form.ZERO) and value.role != "label":
+            return Suspicion(
+                f"{name} of a value that is exactly 0 at times: {value.origin.what if value.origin else 'nothing keeps it positive'}",
+                Confidence.LIKELY,
+                also=also,
+            )
+        if value.lo == 0 and value.has(Form.UNDERFLOW):
+            return Suspicion(
+                f"{name} of a value that underflows to 0: {value.origin.what if value.origin else 'nothing keeps it positive'}", Confidence.LIKELY, also=also
+            )
+        if value.role in ("label", "image") or value.known or not value.grad or value.has(Form.EPSILON | Form.FLOORED):
+            return None
+        if value.role == "prediction" or value.has(Form.PARAMETER):
+            message = f"{name} of a prediction that nothing here keeps positive: 0 gives -inf, and a NaN gradient behind a saturated head"
+            return Suspicion(message, Confidence.DEPENDS, "if the network's output can reach 0", open=True, facts=(("role", value.role),))
+        return None
 
     def claim(self, birth: Birth) -> Claim | None:
         argument = birth.operand(0)

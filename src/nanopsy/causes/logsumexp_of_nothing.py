@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from nanopsy.causes._cause import Cause, Claim, elements
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence
 from nanopsy.ranges import Birth
 
 
@@ -24,6 +26,7 @@ class LogsumexpOfNothing(Cause):
     """
 
     code, slug = "NAN406", "logsumexp-of-nothing"
+    sites = ("logsumexp",)
     replacement = "nanopsy.stable.masked_logsumexp"
     bad = """
 import torch
@@ -45,6 +48,13 @@ def loss():
     total = torch.logsumexp(alpha, dim=0)
     return torch.logaddexp(total, e.sum())
 """
+
+    def match(self, site: Site) -> Suspicion | None:
+        if not site.operand.has(Form.MINUS_INFINITY):
+            return None
+        return Suspicion(
+            "logsumexp over entries that may all be -inf: its gradient is NaN there", Confidence.DEPENDS, "if every entry is -inf", needs_gradient=True
+        )
 
     def claim(self, birth: Birth) -> Claim | None:
         if birth.op not in ("logsumexp", "logaddexp", "logcumsumexp", "logaddexp2"):

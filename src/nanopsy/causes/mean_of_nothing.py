@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, came_from, strength
 from nanopsy.causes.bessel_of_one import VARIANCES
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth
 
 LOSSES = (
@@ -37,6 +38,7 @@ class MeanOfNothing(Cause):
     """
 
     code, slug = "NAN302", "mean-of-nothing"
+    sites = ("mean", "loss", "variance")
     replacement = "nanopsy.stable.masked_mean"
     bad = """
 import torch
@@ -59,6 +61,20 @@ def loss():
     return (prediction[valid] - depth[valid]).abs().sum() / valid.sum().clamp(min=1)
 """
 
+    def match(self, site: Site) -> Suspicion | None:
+        value = site.operand
+        if not value.selected or site.count >= 1:
+            return None
+        name = site.settings["name"]
+        if site.op == "variance":
+            if site.settings["correction"] != 0 or not site.settings["whole"]:
+                return None
+        message = f"{name} over a selection whose size depends on the data: over 0 elements it is 0/0 = NaN"
+        if site.settings.get("unseen"):
+            message = f"{name}(…) of a selection whose size depends on the data: a mean over 0 elements is 0/0 = NaN"
+            return Suspicion(message, Confidence.DEPENDS, "if nothing is selected and the loss averages")
+        return Suspicion(message, Confidence.LIKELY, "if nothing is selected")
+
     def claim(self, birth: Birth) -> Claim | None:
         first = birth.operand(0)
         empty = first.count == 0 and birth.total > 0
@@ -77,6 +93,17 @@ def loss():
         target = birth.operand(1)
         ignored = birth.settings.get("ignore_index", -100)
         return birth.operand(0).bad == 0 and target.low == target.high == ignored
+
+    def cures(self, birth: Birth, finding: Finding, facts: Mapping[str, str]) -> Iterator[Sequence[Edit]]:
+        found = _edits.expression(finding.location)
+        if found is None or birth.op == "variance":
+            return
+        node = found[1]
+        if isinstance(node, ast.Call) and _edits.called(node) == "mean":
+            argument = _edits.subject(node)
+            if not isinstance(argument, (ast.Name, ast.Attribute)):
+                return  # written twice, a longer expression would be computed twice
+        yield from self.remedies(birth, finding)
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
         found = _edits.expression(finding.location)

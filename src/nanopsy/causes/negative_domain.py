@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, came_from, elements, strength
 from nanopsy.causes.log_of_sigmoid import LOGS
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth, OriginKind
 
 
@@ -29,6 +31,7 @@ class NegativeDomain(Cause):
     """
 
     code, slug = "NAN204", "negative-domain"
+    sites = ("log", "sqrt", "power")
     bad = """
 import torch
 
@@ -45,6 +48,37 @@ prediction = torch.tensor([-0.5, 2.0], requires_grad=True)
 def loss():
     return torch.log(torch.nn.functional.softplus(prediction)).mean()
 """
+    source_bad = """
+import torch
+
+head = torch.nn.Linear(4, 1)
+
+def loss(features):
+    return torch.log(head(features)).mean()
+"""
+    source_good = """
+import torch
+
+head = torch.nn.Linear(4, 1)
+
+def loss(features):
+    return torch.log(torch.nn.functional.softplus(head(features)) + 1e-6).mean()
+"""
+
+    def match(self, site: Site) -> Suspicion | None:
+        value = site.operand
+        if value.lo >= 0 or not value.has(Form.SIGNED) or (value.has(Form.EPSILON | Form.ABSOLUTE) and site.op == "power"):
+            return None
+        if site.op == "power":
+            number = site.other.number if site.other is not None else None
+            if number is None or not math.isfinite(number) or number.is_integer():
+                return None
+        if not value.has(Form.DIFFERENCE | Form.NETWORK | Form.DETERMINANT | Form.PRODUCT) or value.has(Form.LOGARITHM):
+            return None
+        what = {"log": "the logarithm", "sqrt": "the square root", "power": "a fractional power"}[site.op]
+        kind = "a layer's unbounded output" if value.has(Form.NETWORK) else "a difference" if value.has(Form.DIFFERENCE) else "a sum of signed products"
+        confidence = Confidence.LIKELY if value.has(Form.NETWORK) and not value.has(Form.DIFFERENCE | Form.PRODUCT) else Confidence.DEPENDS
+        return Suspicion(f"{what} of {kind} is NaN where it is negative", confidence, "if it gets negative")
 
     def claim(self, birth: Birth) -> Claim | None:
         argument = birth.operand(0)

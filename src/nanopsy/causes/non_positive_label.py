@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, came_from, elements, strength
 from nanopsy.causes.log_of_sigmoid import LOGS
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth, OriginKind
 
 
@@ -29,26 +30,38 @@ class NonPositiveLabel(Cause):
     """
 
     code, slug = "NAN702", "non-positive-label"
+    sites = ("log",)
     bad = """
 import torch
 
 prediction = torch.tensor([1.0, 2.0], requires_grad=True)
-depth = torch.tensor([[5.0], [3.0], [0.0]]).flatten()[1:]
+target = torch.tensor([[5.0], [3.0], [0.0]]).flatten()[1:]
 
 def loss():
-    mask = depth >= 0
-    return (torch.log(prediction[mask]) - torch.log(depth[mask])).pow(2).mean()
+    mask = target >= 0
+    return (torch.log(prediction[mask]) - torch.log(target[mask])).pow(2).mean()
 """
     good = """
 import torch
 
 prediction = torch.tensor([1.0, 2.0], requires_grad=True)
-depth = torch.tensor([[5.0], [3.0], [0.0]]).flatten()[1:]
+target = torch.tensor([[5.0], [3.0], [0.0]]).flatten()[1:]
 
 def loss():
-    mask = depth > 1e-3
-    return (torch.log(prediction[mask]) - torch.log(depth[mask])).pow(2).mean()
+    mask = target > 1e-3
+    return (torch.log(prediction[mask]) - torch.log(target[mask])).pow(2).mean()
 """
+
+    def match(self, site: Site) -> Suspicion | None:
+        value = site.operand
+        if value.role != "label" or value.lo > 0 or value.has(Form.EPSILON | Form.FLOORED):
+            return None
+        name = site.settings["name"]
+        if value.lo == 0 and value.selected:
+            return Suspicion(f"{name} of labels selected by a bound that lets 0 through", Confidence.LIKELY)
+        return Suspicion(
+            f"{name} of labels before the invalid ones are taken out: a missing depth is 0, log 0 is -inf", Confidence.DEPENDS, "if labels hold zeros"
+        )
 
     def claim(self, birth: Birth) -> Claim | None:
         argument = birth.operand(0)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements, strength
-from nanopsy.findings import Edit, Finding, Safety
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding, Safety
 from nanopsy.ranges import Birth
 from nanopsy.sources import Source
 
@@ -32,6 +34,7 @@ class NormAtZero(Cause):
     """
 
     code, slug = "NAN102", "norm-at-zero"
+    sites = ("sqrt",)
     replacement = "nanopsy.stable.norm"
     bad = """
 import torch
@@ -51,6 +54,20 @@ b = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
 def loss():
     return torch.linalg.vector_norm(a - b, dim=-1).mean()
 """
+
+    def match(self, site: Site) -> Suspicion | None:
+        value = site.operand
+        if value.lo > 0 or not value.has(Form.ZERO) or value.has(Form.MEAN_OF_SQUARES | Form.VARIANCE | Form.ONE_PASS | Form.SIGNED):
+            return None
+        if not value.has(Form.SUM_OF_SQUARES):
+            return None
+        message = "a norm written as the root of a sum of squares: for a zero vector its gradient is 0/0 = NaN (torch.linalg.norm has 0 there)"
+        components = sum(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) for node in ast.walk(site.node))
+        _, end = site.source.span(site.node)
+        too_late = re.match(r"\)*\s*\+\s*(?:1e-|self\.eps|eps)", site.source.text[end : end + 24]) is not None  # an epsilon beside the root
+        if components >= 2 and not too_late:
+            return Suspicion(message, Confidence.DEPENDS, "if all components can be 0 together", needs_gradient=True)
+        return Suspicion(message, Confidence.CERTAIN if value.has(Form.TOTAL) else Confidence.LIKELY, needs_gradient=True)
 
     def claim(self, birth: Birth) -> Claim | None:
         argument = birth.operand(0)
@@ -93,9 +110,12 @@ def _vector_norm(source: Source, argument: ast.expr) -> str | None:
             inner = _edits.subject(squared)
     if inner is None:
         return None
+    if len(argument.args) > (2 if _edits.is_function(argument) else 1) or any(
+        word.arg not in ("dim", "axis", "keepdim", "keepdims") for word in argument.keywords
+    ):
+        return None  # keepdim by place, a dtype: not the same call
     places = argument.args[1:] if _edits.is_function(argument) else argument.args
     parts = [source.code(inner)]
     parts += [f"dim={source.code(place)}" for place in places[:1]]
-    parts += [source.code(place) for place in places[1:]]
     parts += [f"{'dim' if word.arg == 'axis' else word.arg}={source.code(word.value)}" for word in argument.keywords]
     return f"torch.linalg.vector_norm({', '.join(parts)})"

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements, strength
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth, Cancellation, Operand
 from nanopsy.sources import Source
 
@@ -51,6 +52,7 @@ class OnePassVariance(Cause):
     """
 
     code, slug = "NAN501", "one-pass-variance"
+    sites = ("sqrt", "rsqrt", "log", "power")
     replacement = "nanopsy.stable.masked_var"
     bad = """
 import torch
@@ -70,6 +72,20 @@ def loss():
     var = ((x - x.mean()) ** 2).mean() + 1e-12
     return torch.sqrt(var)
 """
+
+    def match(self, site: Site) -> Suspicion | None:
+        value = site.operand
+        if not value.has(Form.CANCELLING) or value.has(Form.FLOORED) or (site.op == "power" and site.other is not None and site.other.number in (1.0, 2.0)):
+            return None
+        weighted = value.origin is not None and "weighted" in value.origin.what
+        message = (
+            "the variance under it is E[x²] - E[x]² in one pass: when the mean is large beside the spread the terms cancel, "
+            "and rounding noise, even a negative number, is left: NaN"
+        )
+        also = (value.origin,) if value.origin is not None else ()
+        return Suspicion(
+            message, Confidence.DEPENDS if weighted else Confidence.LIKELY, "if the weight of the squared mean is 1" if weighted else "", also=also
+        )
 
     def claim(self, birth: Birth) -> Claim | None:
         found = cancelled(birth)

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth
 
 
@@ -30,6 +31,7 @@ class OptimizerEpsilon(Cause):
     """
 
     code, slug = "NAN602", "optimizer-epsilon"
+    sites = ("optimizer",)
     runs_as = "script"
     bad = """
 import torch
@@ -57,6 +59,18 @@ for step in range(5):
     loss.backward()
     optimizer.step()
 """
+
+    def match(self, site: Site) -> Suspicion | None:
+        eps = site.settings["eps"]
+        if not site.settings["name"].startswith(("Adam", "NAdam", "RAdam", "RMSprop")) or not site.operand.has(Form.HALF):
+            return None
+        if eps is not None and (eps.number is None or eps.number >= 6e-8):
+            return None
+        written = "its default 1e-8" if eps is None else f"{eps.number:g}"
+        return Suspicion(
+            f"{site.settings['name']} over float16 weights with eps {written}, which float16 rounds to 0: a weight whose gradient is 0 becomes 0/0",
+            Confidence.CERTAIN,
+        )
 
     def claim(self, birth: Birth) -> Claim | None:
         facts = birth.optimizer

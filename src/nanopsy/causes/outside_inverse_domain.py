@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements, strength
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth
 
 
@@ -28,6 +29,7 @@ class OutsideInverseDomain(Cause):
     """
 
     code, slug = "NAN205", "outside-inverse-domain"
+    sites = ("acos",)
     bad = """
 import torch
 
@@ -44,6 +46,14 @@ cosine = torch.tensor([1.0000001, 0.5], requires_grad=True)
 def loss():
     return torch.acos(cosine.clamp(-1 + 1e-6, 1 - 1e-6)).sum()
 """
+
+    def match(self, site: Site) -> Suspicion | None:
+        value, name = site.operand, site.settings["name"]
+        if name not in ("acos", "arccos", "asin", "arcsin", "acosh", "atanh") or (value.lo >= -1 and value.hi <= 1):
+            return None
+        if value.has(Form.PARAMETER) and not value.known:
+            return Suspicion(f"{name} of an argument that nothing bounds", Confidence.DEPENDS, "if rounding carries it past 1 or -1", open=True)
+        return Suspicion(f"{name} of a value that rounding carries past 1 (a product of unit vectors, a trace): NaN outside [-1, 1]", Confidence.LIKELY)
 
     def claim(self, birth: Birth) -> Claim | None:
         value = birth.operand(0).value

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, came_from, elements, strength
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth
 
 
@@ -28,6 +29,7 @@ class PowerAtZero(Cause):
     """
 
     code, slug = "NAN103", "power-at-zero"
+    sites = ("power",)
     replacement = "nanopsy.stable.power"
     bad = """
 import torch
@@ -47,6 +49,27 @@ exponent = 0.3
 def loss():
     return ((energy + 1e-12) ** exponent).sum()
 """
+    source_bad = """
+import torch
+
+def compress(spectrum, exponent=0.3):
+    return spectrum.abs() ** exponent
+"""
+    source_good = """
+import torch
+
+def compress(spectrum, exponent=0.3):
+    return (spectrum.abs() + 1e-12) ** exponent
+"""
+
+    def match(self, site: Site) -> Suspicion | None:
+        base, exponent = site.operand, site.other
+        number = exponent.number if exponent is not None else None
+        if number is None or not 0 < number < 1 or base.lo > 0 or not base.has(Form.ZERO) or base.has(Form.SIGNED):
+            return None
+        why = base.origin.what if base.origin is not None else "its terms can all be 0"
+        message = f"a power with exponent {number:g} < 1 has an infinite slope at 0, and the base gets there: {why}"
+        return Suspicion(message, Confidence.LIKELY, needs_gradient=True)
 
     def claim(self, birth: Birth) -> Claim | None:
         base = birth.operand(0)

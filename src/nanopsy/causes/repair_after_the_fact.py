@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements
 from nanopsy.causes._edits import POINTWISE
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Kind, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth
 
 REPAIRS = {
@@ -36,6 +37,7 @@ class RepairAfterTheFact(Cause):
     """
 
     code, slug = "NAN402", "repair-after-the-fact"
+    sites = ("repair", "discarded", "nan-compare")
     bad = """
 import torch
 
@@ -53,6 +55,25 @@ def loss():
     return torch.log(x.clamp(min=1e-6)).sum()
 """
 
+    def match(self, site: Site) -> Suspicion | None:
+        value = site.operand
+        if site.op == "discarded":
+            if site.settings["name"] != "nan_to_num":
+                return None
+            return Suspicion("nan_to_num returns a new tensor and its result is dropped here: nothing is repaired", Confidence.CERTAIN)
+        if site.op == "nan-compare":
+            return Suspicion("nothing is equal to NaN, NaN itself included: this comparison selects nothing (isnan does)", Confidence.CERTAIN)
+        checked = site.settings.get("checked")
+        if checked is not None and checked.has(Form.REPAIRED) and checked.sym != value.sym:
+            return Suspicion(
+                "the NaN mask is taken from a tensor whose NaN were already replaced: it selects nothing, so this value is never repaired", Confidence.CERTAIN
+            )
+        if value.role in ("label", "image") or value.has(Form.DATA) or value.kind == Kind.ARRAY or not value.grad:
+            return None
+        message = "NaN is replaced after it was made: the loss is clean, but the gradient of the operation that made it is still NaN"
+        certain = site.settings["name"] in ("isnan", "isfinite") or any(each.code and not each.suspicion.needs_gradient for each in value.hazards)
+        return Suspicion(message, Confidence.LIKELY if certain else Confidence.DEPENDS, "if a NaN gets there", needs_gradient=True)
+
     def claim(self, birth: Birth) -> Claim | None:
         drop = birth.discard
         if birth.sink != "gradient" or drop is None or drop.op not in REPAIRS:
@@ -64,6 +85,9 @@ def loss():
             f"0 * inf in backward; {elements(birth)}"
         )
         return Claim(0.92, message, also=(drop.location,) if drop.location else ())
+
+    def cures(self, birth: Birth, finding: Finding, facts: Mapping[str, str]) -> Iterator[Sequence[Edit]]:
+        return iter(())  # the operation that made the NaN lies elsewhere
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
         yield from _edits.bounded(finding.location, POINTWISE, f"clamp(min={_edits.floor_for(birth.dtype)})", "repairs the argument")

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements, strength
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Site, Suspicion
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth
 
 
@@ -30,6 +31,7 @@ class ScaleAndShiftDeterminant(Cause):
     """
 
     code, slug = "NAN503", "scale-and-shift-determinant"
+    sites = ("divide",)
     replacement = "nanopsy.stable.align_scale_and_shift"
     bad = """
 import torch
@@ -55,6 +57,16 @@ def loss():
     scale = (centred * (t - t.mean())).sum() / ((centred ** 2).sum() + 1e-6)
     return (scale * centred - (t - t.mean())).abs().mean()
 """
+
+    def match(self, site: Site) -> Suspicion | None:
+        below = site.other
+        if below is None or not below.has(Form.DETERMINANT_OF_SUMS) or not below.has(Form.DETERMINANT) or below.has(Form.COUNT | Form.FLOORED):
+            return None
+        message = (
+            "the determinant of a scale-and-shift fit, n*sum(x²) - (sum x)², is a variance in one pass: for a nearly constant prediction it is rounding noise, "
+            "and dividing by it gives an arbitrary scale"
+        )
+        return Suspicion(message, Confidence.LIKELY, "if the prediction is nearly constant inside the mask")
 
     def claim(self, birth: Birth) -> Claim | None:
         if birth.op not in ("div", "reciprocal", "true_divide") or len(birth.operands) < 1:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, came_from, elements, strength
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Site, Suspicion, Value
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth
 
 
@@ -34,6 +35,7 @@ class SqrtAtZero(Cause):
     """
 
     code, slug = "NAN101", "sqrt-at-zero"
+    sites = ("sqrt",)
     replacement = "nanopsy.stable.sqrt"
     bad = """
 import torch
@@ -53,6 +55,20 @@ def loss():
     d = (x - 3.0).pow(2).mean()
     return 10 * torch.sqrt(d.clamp(min=1e-12))
 """
+
+    def match(self, site: Site) -> Suspicion | None:
+        value = site.operand
+        if value.lo > 0 or value.has(Form.SIGNED) or not value.has(Form.ZERO) or _is_norm(value):
+            return None
+        reason = value.origin.what if value.origin is not None else "every term of it can be 0"
+        if value.has(Form.SUMMED):
+            reason = "all its terms are 0 together, as for residuals that are all 0"
+        if value.has(Form.MEAN_OF_SQUARES | Form.ONE_PASS | Form.VARIANCE):
+            reason = "all residuals equal to 0 (a perfect fit, a saturated head, a single pixel) make it exactly 0"
+        elif value.has(Form.SQUARED_MEAN):
+            reason = "it is a square: |x| written as the root of x², 0/0 in backward at 0"
+        message = f"the square root has an infinite slope at 0 and its argument gets there: {reason}; 0 * inf is NaN in backward"
+        return Suspicion(message, Confidence.CERTAIN if value.has(Form.MEAN_OF_SQUARES | Form.ONE_PASS) else Confidence.LIKELY, needs_gradient=True)
 
     def claim(self, birth: Birth) -> Claim | None:
         if not birth.backward or not birth.node.startswith(("Sqrt", "Pow")):
@@ -83,3 +99,8 @@ def _literal_half(birth: Birth) -> bool:
     if found is None:
         return True
     return any(isinstance(node, ast.Constant) and node.value == 0.5 for node in ast.walk(found[1]))
+
+
+def _is_norm(value: Value) -> bool:
+    """Whether an argument of a root is a sum of squares, which makes the root a norm."""
+    return value.has(Form.SUM_OF_SQUARES) and not value.has(Form.MEAN_OF_SQUARES | Form.VARIANCE | Form.ONE_PASS | Form.SQUARED_MEAN)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements
-from nanopsy.findings import Edit, Finding, Safety
+from nanopsy.facts import Origin, Site, Suspicion, ordered
+from nanopsy.findings import Confidence, Edit, Finding, Safety
 from nanopsy.ranges import Birth
 
 _INSIDE = {"acos": 0.5, "asin": 0.5, "atanh": 0.5, "acosh": 2.0, "erfinv": 0.5}
@@ -32,6 +33,7 @@ class WhereTrap(Cause):
     """
 
     code, slug = "NAN401", "where-trap"
+    sites = ("where",)
     replacement = "nanopsy.stable.where_safe"
     bad = """
 import torch
@@ -51,6 +53,25 @@ def loss():
     return torch.where(x > 0, torch.log(safe), torch.zeros_like(x)).sum()
 """
 
+    def match(self, site: Site) -> Suspicion | None:
+        for hazard in ordered(site.settings["guarded"]):
+            inner = hazard.site
+            if inner.op not in ("log", "divide", "power", "acos", "rsqrt", "exp", "sqrt"):
+                continue
+            subject = inner.other if inner.op == "divide" and inner.other is not None else inner.operand
+            if not inner.gradient or not subject.grad:
+                continue
+            message = (
+                "torch.where replaces the result of this operation where it is singular: the branch that was not taken still sends 0 * inf = NaN back; "
+                "replace the argument first"
+            )
+            at = Origin(inner.source.file, inner.node, "the singular operation")
+            branch = (("branch", site.settings.get("branch", "")),)
+            return Suspicion(
+                message, Confidence.LIKELY, needs_gradient=True, facts=branch, also=(Origin(site.source.file, site.node, "replaced here, too late"),), at=at
+            )
+        return None
+
     def claim(self, birth: Birth) -> Claim | None:
         drop = birth.discard
         if birth.sink != "gradient" or drop is None or drop.op != "where":
@@ -61,6 +82,23 @@ def loss():
             f"forward, but its gradient comes back as 0 * inf; {elements(birth)}"
         )
         return Claim(0.95, message, also=(drop.location,) if drop.location else ())
+
+    def cures(self, birth: Birth, finding: Finding, facts: Mapping[str, str]) -> Iterator[Sequence[Edit]]:
+        """Only where the call of ``where`` itself holds the operation and compares its very argument: nothing else can then depend on the value."""
+        found = _edits.expression(finding.location)
+        place = _edits.expression(birth.discard.location) if birth.discard is not None else None
+        if found is None or place is None or found[0].file != place[0].file:
+            return
+        node = found[1]
+        chooser = place[1]
+        argument = _edits.denominator(node) or _edits.subject(node)
+        if argument is None or not isinstance(chooser, ast.Call) or not chooser.args:
+            return
+        if not any(child is node for branch in chooser.args[1:] for child in ast.walk(branch)):
+            return
+        compared = chooser.args[0]
+        if isinstance(compared, ast.Compare) and ast.dump(compared.left) == ast.dump(argument):
+            yield from self.remedies(birth, finding)
 
     def remedies(self, birth: Birth, finding: Finding) -> Iterator[Sequence[Edit]]:
         found = _edits.expression(finding.location)

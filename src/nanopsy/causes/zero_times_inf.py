@@ -5,10 +5,14 @@ from collections.abc import Iterator, Sequence
 
 from nanopsy.causes import _edits
 from nanopsy.causes._cause import Cause, Claim, elements
-from nanopsy.findings import Edit, Finding
+from nanopsy.facts import Form, Origin, Site, Suspicion, ordered
+from nanopsy.findings import Confidence, Edit, Finding
 from nanopsy.ranges import Birth, OriginKind
 
 SINGULAR = ("log", "log2", "log10", "log1p", "div", "reciprocal", "rsqrt", "pow", "sqrt", "exp", "acos", "asin", "true_divide")
+
+
+_REDUCED = Form.COUNT | Form.TOTAL | Form.MEAN | Form.DEVIATION | Form.VARIANCE | Form.SPREAD | Form.MAXIMUM
 
 
 class ZeroTimesInf(Cause):
@@ -31,6 +35,7 @@ class ZeroTimesInf(Cause):
     """
 
     code, slug = "NAN403", "zero-times-inf"
+    sites = ("mask",)
     bad = """
 import torch
 
@@ -52,6 +57,20 @@ def loss():
     safe = torch.where(depth > 0, depth, torch.ones_like(depth))
     return ((prediction - torch.log(safe)) * mask).sum()
 """
+
+    def match(self, site: Site) -> Suspicion | None:
+        for hazard in ordered(site.operand.hazards):
+            inner = hazard.site
+            if not hazard.code or inner.op not in ("log", "divide") or hazard.suspicion.needs_gradient:
+                continue
+            if site.operand.has(Form.MEAN | Form.TOTAL):
+                continue  # one number: it was reduced before the mask
+            if inner.op == "divide" and inner.other is not None and inner.other.has(_REDUCED):
+                continue  # one divisor for all elements: selecting first would not help
+            message = "a mask multiplies a value that is infinite where it is 0: 0 * inf is NaN; select (or replace the argument) before the singular operation"
+            sure = Confidence.DEPENDS if hazard.suspicion.open else Confidence.LIKELY
+            return Suspicion(message, sure, hazard.suspicion.condition, also=(Origin(inner.source.file, inner.node, "the singular operation"),))
+        return None
 
     def claim(self, birth: Birth) -> Claim | None:
         if birth.backward and birth.sink == "gradient":
