@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from nanopsy import __version__
 from nanopsy.errors import EXIT_USAGE, NanopsyError
 
+CHECK = "find the mistakes in source code, before anything runs"
 
-def _parser() -> argparse.ArgumentParser:
+
+def _parser(*, check: bool = False) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nanopsy",
         description="Name the line, the class of mistake and a verified fix of a PyTorch training run that went NaN.",
@@ -34,6 +36,16 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
     run.add_argument("--armed", type=int, metavar="STEP", help=argparse.SUPPRESS)
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    if check:
+        from nanopsy.check.command import add_arguments
+
+        verb = verbs.add_parser(
+            "check", help=CHECK, description="Find numerical mistakes in PyTorch source code before anything runs; needs no torch, runs nothing."
+        )
+        add_arguments(verb)
+    else:
+        verbs.add_parser("check", help=CHECK)
 
     explain = verbs.add_parser("explain", help="the page of one cause", description="Print what nanopsy knows about a cause; needs no torch.")
     explain.add_argument("name", nargs="?", help="a code (NAN301) or slug (bessel-of-one)")
@@ -117,8 +129,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[:1] == ["run"]:
             ours, command = _split_run(words[1:])
             return _run(_parser().parse_args(["run", *ours]), command)
+        if words[:1] == ["check"]:
+            from nanopsy.check.command import run as check
+
+            return check(_parser(check=True).parse_args(words))
         options = _parser().parse_args(words)
         return _explain(options)
+    except KeyboardInterrupt:
+        if words[:1] != ["check"]:
+            raise
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_USAGE
     except NanopsyError as error:
         print(error.render(), file=sys.stderr)
         return EXIT_USAGE
