@@ -16,8 +16,10 @@ ALLOWED: dict[str, set[str]] = {
     "ranges": {"findings"},
     "sources": {"findings"},
     "instrument": set(),
-    "causes": {"causes", "findings", "ranges", "sources"},
-    "report": {"findings", "sources"},
+    "facts": {"findings", "sources"},
+    "causes": {"causes", "facts", "findings", "ranges", "sources"},
+    "report": {"causes", "findings", "report", "sources"},
+    "check": {"causes", "check", "errors", "facts", "findings", "nanopsy", "ranges", "report", "sources"},
     "_torch": set(),
     "registry": {"_torch", "findings", "instrument"},
     "snapshot": {"instrument", "registry"},
@@ -44,11 +46,11 @@ ALLOWED: dict[str, set[str]] = {
     "library": {"_torch", "diagnose", "errors", "examiner", "findings", "registry", "replay", "rewind", "snapshot", "trace", "watching"},
     "stable": {"_torch", "errors", "stable"},
     "depth": {"depth", "stable"},
-    "cli": {"causes", "errors", "run", "nanopsy"},
+    "cli": {"causes", "check", "errors", "run", "nanopsy"},
     "__main__": {"cli"},
     "__init__": {"errors", "findings", "library", "nanopsy"},
 }
-WITHOUT_TORCH = {"errors", "findings", "ranges", "sources", "instrument", "causes", "report", "cli", "__main__", "__init__"}
+WITHOUT_TORCH = {"errors", "facts", "findings", "ranges", "sources", "instrument", "causes", "check", "report", "cli", "__main__", "__init__"}
 
 
 def room(file: Path) -> str:
@@ -78,7 +80,7 @@ def test_imports_follow_the_arrows(file: Path) -> None:
         assert "torch" not in imported(file)
 
 
-@pytest.mark.parametrize("arguments", [["explain", "NAN301"], ["explain", "--all"], ["--version"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["explain", "NAN301"], ["explain", "--all"], ["--version"], ["check", "--no-cache", "examples/bts"]], ids=" ".join)
 def test_the_torch_wall(arguments: list[str]) -> None:
     code = f"import sys; sys.argv = ['nanopsy', *{arguments!r}]\nfrom nanopsy.cli import main\ntry: main()\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

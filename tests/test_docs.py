@@ -37,6 +37,22 @@ def test_options_in_the_docs_exist() -> None:
     assert cli.main(["explain", "--all"]) == 0
 
 
+def test_options_of_the_linter_in_the_docs_exist() -> None:
+    said = subprocess.run([sys.executable, "-m", "nanopsy", "check", "--help"], capture_output=True, text=True, check=True).stdout
+    page = (ROOT / "docs" / "check.md").read_text()
+    documented = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", page.partition("## In a pipeline")[0]))
+    offered = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", said)) - {"--help"}
+    assert documented == offered
+
+
+def test_the_linters_example_in_the_readme_is_real() -> None:
+    done = subprocess.run([sys.executable, "-m", "nanopsy", "check", "--no-cache", "examples/bts"], cwd=ROOT, capture_output=True, text=True, check=False)
+    shown = re.search(r"\$ nanopsy check examples/bts\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert done.returncode == 1
+    assert shown is not None
+    assert shown.group(1) in done.stdout
+
+
 def test_the_transcript_in_the_readme_is_real() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "nanopsy", "run", "examples/bts/train.py"],
