@@ -1201,6 +1201,11 @@ class Block(nn.Module):
 
     def forward(self, x):
         return self.attn(x, x, x, key_padding_mask=None)[0]
+=== a deviation beside a layer norm of something else
+class Whiten(nn.Module):
+    def forward(self, x, y):
+        y = F.layer_norm(y, y.shape[-1:])
+        return y + x.std(dim=1, keepdim=True)
 """)
 
 LOOKING_ON = tables("""

@@ -23,6 +23,24 @@ def sample(birth: Birth) -> tuple[float, float]:
     return count, float(correction) if isinstance(correction, (int, float)) else 1.0
 
 
+def _stands_in_for_layer_norm(scope: ast.AST, node: ast.AST) -> bool:
+    """Whether another branch of the ``if`` around ``node``, or one that returns before it, calls ``layer_norm``."""
+
+    def calls(part: Sequence[ast.stmt]) -> bool:
+        return any(isinstance(inner, ast.Call) and _edits.called(inner) == "layer_norm" for statement in part for inner in ast.walk(statement))
+
+    def holds(part: Sequence[ast.stmt]) -> bool:
+        return any(inner is node for statement in part for inner in ast.walk(statement))
+
+    for branch in (each for each in ast.walk(scope) if isinstance(each, ast.If)):
+        if (holds(branch.body) and calls(branch.orelse)) or (holds(branch.orelse) and calls(branch.body)):
+            return True
+        leaves = isinstance(branch.body[-1], ast.Return) and branch.lineno < getattr(node, "lineno", 0)
+        if leaves and not holds(branch.body) and calls(branch.body):
+            return True
+    return False
+
+
 class BesselOfOne(Cause):
     """Sample variance of one element.
 
@@ -75,7 +93,7 @@ def loss():
                 f"{site.settings['name']} with Bessel's correction over a selection that can hold a single element: N - 1 = 0, 0/0 is NaN in value and gradient"
             )
             return Suspicion(message, Confidence.CERTAIN, "if one element is selected")
-        if not site.settings["whole"] and site.scope is not None and "layer_norm(" in site.source.code(site.scope):
+        if not site.settings["whole"] and site.scope is not None and _stands_in_for_layer_norm(site.scope, site.node):
             message = (
                 "a normalisation layer divides by the population variance, and the other branch of this function calls layer_norm, which does; "
                 "Bessel's correction here gives another result"

@@ -11,7 +11,7 @@ _LABEL = re.compile(r"(?:^|_)(?:gts?|targets?|tgts?|labels?|lbls?|truths?|annota
 _IMAGE = re.compile(r"(?:^|_)(?:images?|imgs?|rgb|colou?rs?|pixels?|frames?)(?=_|\d|$)")
 _PREDICTION = re.compile(r"(?:^|_)(?:preds?|predictions?|predicted|est|estimate[ds]?|outputs?|outs?|inputs?|logits?|probs?|recon|y_hat|x|student)(?=_|\d|$)")
 _CONSTANT = re.compile(
-    r"(?:^|_)(?:anchors?|priors?|alphas?_cumprod\w*|timesteps?|intrinsics?|extrinsics?|noise|sigmas?|betas_\w+|dst_boxes|src_boxes|rays?|ray_dirs?|ray_directions?|viewdirs?|k|inv_k|k_inv)(?=_|$)|^alphas$|^betas$"
+    r"(?:^|_)(?:anchors?|priors?|alphas?_cumprod\w*|timesteps?|intrinsics?|extrinsics?|noise|sigmas?|betas_\w+|rays?|ray_dirs?|ray_directions?|viewdirs?|k|inv_k|k_inv)(?=_|$)|^alphas$|^betas$"
 )
 _MASK = re.compile(r"mask|(?:^|_)(?:valids?|is_\w+|keep|selected|inliers?|visible|ignore|positives?)(?=_|\d|$)|_valid|^valid|_ok$")
 _REGION = re.compile(r"(?:^|_)(?:areas?|regions?|fore(?:ground)?|background|fg|bg)(?=_|\d|$)")
@@ -22,13 +22,13 @@ _NUMBER = re.compile(
 )  # fmt: skip
 _QUIET = re.compile(
     r"(?:^|_)(?:eval\w*|valid(?:ate|ation|ating)|val|tests?|testing|metrics|(?:compute|calc\w*|update|log)_metric|visuali[sz]\w*|vis|plots?|draw\w*|demo|infer(?:ence)?|inference|predict|"
-    r"summar\w+|sample|sampling|denoise|encode_boxes|save\w*|export\w*|colori[sz]\w*|benchmark|debug|report|prints?|analy[sz]e)(?=_|$)|compute_(?:depth_)?(?:errors?|metrics?)|^log_(?:image|metric|scalar|time|dict|value|hist)|"
-    r"^normalize_result|^(?:abs_rel|rmse\w*|delta\d?|sq_rel|a\d|log10|accuracy|psnr|__repr__|__str__)$"
+    r"summar\w+|sample|sampling|denoise|save\w*|export\w*|colori[sz]\w*|benchmark|debug|report|prints?|analy[sz]e)(?=_|$)|compute_(?:depth_)?(?:errors?|metrics?)|^log_(?:image|metric|scalar|time|dict|value|hist)|"
+    r"^(?:abs_rel|rmse\w*|delta\d?|sq_rel|a\d|log10|accuracy|psnr|__repr__|__str__)$"
 )  # fmt: skip
 _METRIC = re.compile(r"^(?:abs_rel|rmse\w*|delta\d?|sq_rel|a\d|log10|accuracy|psnr)$")
 _QUIET_FILE = re.compile(
     r"(?:^|/)(?:cli|samplers?|backup|old|deprecated|tests?|testing|evaluations?|metrics|visuali[sz]ations?|demos?|benchmarks?|docs|examples?/viz|onnx\w*|deploy\w*|export\w*)/|"
-    r"(?:^|[/_])(?:samplers?|sampling|solver|\w*meters?|backup|old|copy|deprecated|\w*coder_boxes|tests?|eval\w*|metrics|visuali[sz]\w*|vis|infer\w*|demo|plot\w*|predict|conftest|viz|render|export\w*|benchmark\w*)(?:_\w+)?\.(?:py|ipynb)$|"
+    r"(?:^|[/_])(?:samplers?|sampling|solver|\w*meters?|backup|old|copy|deprecated|tests?|eval\w*|metrics|visuali[sz]\w*|vis|infer\w*|demo|plot\w*|predict|conftest|viz|render|export\w*|benchmark\w*)(?:_\w+)?\.(?:py|ipynb)$|"
     r"(?:^|[/_])metric\.py$"
 )  # fmt: skip
 
