@@ -233,3 +233,60 @@ def test_total_norm_is_the_norm_of_all(rows: list[list[float]]) -> None:
     assert norm == pytest.approx(reference, rel=1e-5, abs=1e-30)
     assert extra == [2.5]
     assert gradients([nn.Parameter(torch.ones(1))]) == []
+
+
+def test_an_autopsy_inside_a_watch_is_not_a_step_of_the_training() -> None:
+    """The docs advise it: pass the step to autopsy when the watch reports it."""
+    weight = torch.tensor([1.0, 2.0], requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    found: list[Incident] = []
+    with nanopsy.watch(found.append) as seen:
+        diagnosis = nanopsy.autopsy(lambda: torch.sqrt((weight - weight).sum()))
+        weight.sum().backward()
+        optimizer.step()
+    assert diagnosis.incidents[0].findings[0].code.startswith("NAN1")
+    assert found == []
+    assert seen.steps == 1
+
+
+class HashedByItsValues(nn.Module):
+    """As torchmetrics' Metric: the hash reads attributes that do not exist while the module is being made, and changes with its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[float] = [1.0]
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.values))
+
+
+class Unhashable(nn.Module):
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(2))
+
+
+@pytest.mark.parametrize("kind", [HashedByItsValues, Unhashable])
+def test_modules_are_known_by_identity_not_by_hash(kind: type[nn.Module]) -> None:
+    with nanopsy.watch():
+        module, other = kind(), kind()
+        if isinstance(module, HashedByItsValues):
+            module.values.append(2.0)
+        known = list(registry.REGISTRY.modules)
+        assert sum(each is module for each in known) == 1
+        assert sum(each is other for each in known) == 1
+        assert registry.REGISTRY.module_site(module) is not None
+    count = len(registry.REGISTRY.modules)
+    del module, known
+    assert len(registry.REGISTRY.modules) == count - 1, "nothing is kept alive"
+
+
+def test_a_torchmetrics_metric_can_be_made_and_used_under_the_watch() -> None:
+    from torchmetrics import MeanMetric
+
+    with nanopsy.watch():
+        metric = MeanMetric()
+        metric.update(torch.tensor(2.0))
+    assert float(metric.compute()) == 2.0

@@ -19,7 +19,7 @@ from nanopsy.replay import Fault, Policy, Replay
 from nanopsy.rewind import Loops
 from nanopsy.snapshot import State
 from nanopsy.trace import Trace, interesting
-from nanopsy.watching import bad_elements
+from nanopsy.watching import Watch, bad_elements
 
 
 def _leaves(loss: torch.Tensor) -> list[torch.Tensor]:
@@ -88,8 +88,19 @@ def autopsy(fn: Callable[[], torch.Tensor]) -> Diagnosis:
     Raises:
         NanopsyError: when ``fn`` does not return a one-element tensor.
 
-    Gradients of the leaves, random states and grad mode are as before afterwards; no optimizer runs.
+    Gradients of the leaves, random states and grad mode are as before afterwards; no optimizer runs. An open :func:`watch` looks away meanwhile.
     """
+    with contextlib.ExitStack() as paused:
+        for active in _WATCHING:
+            paused.enter_context(active.paused())
+        return _autopsy(fn)
+
+
+_WATCHING: list[Watch] = []
+"""The watches of the ``with watch()`` blocks that are open."""
+
+
+def _autopsy(fn: Callable[[], torch.Tensor]) -> Diagnosis:
     fresh = registry.Registry() if not registry.REGISTRY.modules else registry.REGISTRY
     loops = Loops(State(fresh))
     helper = Examiner(loops, fresh, Policy())
@@ -156,9 +167,11 @@ def watch(on_incident: Callable[[Incident], None] | None = None) -> Iterator[Dia
     loops = Loops(State(registry.REGISTRY))
     reporter = _Reporter(loops, on_incident)
     reporter.watch.install()
+    _WATCHING.append(reporter.watch)
     try:
         yield reporter.diagnosis
     finally:
+        _WATCHING.remove(reporter.watch)
         reporter.diagnosis.steps = reporter.watch.steps
         reporter.watch.remove()
 

@@ -7,7 +7,6 @@ objects (so checkpoints and pickles stay as they were).
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
@@ -15,6 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from nanopsy._torch import Optimizer, storage_key
 from nanopsy.findings import Location
@@ -68,15 +68,23 @@ class InitialWeights:
     direct: bool
 
 
+class IdentityMap(WeakIdKeyDictionary):
+    """What was made -> where, by identity and kept weakly: a user's class may hash by its values (torchmetrics), or not at all while it is being made."""
+
+    def add(self, thing: object) -> None:
+        """Remember a thing whose place does not matter."""
+        self[thing] = None
+
+
 @dataclass(slots=True)
 class Registry:
     """Everything made since :func:`install`."""
 
-    modules: weakref.WeakKeyDictionary[torch.nn.Module, Site] = field(default_factory=weakref.WeakKeyDictionary)
-    buffered: weakref.WeakSet[torch.nn.Module] = field(default_factory=weakref.WeakSet)
-    optimizers: weakref.WeakKeyDictionary[Optimizer, Site] = field(default_factory=weakref.WeakKeyDictionary)
-    schedulers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    scalers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    modules: IdentityMap = field(default_factory=IdentityMap)
+    buffered: IdentityMap = field(default_factory=IdentityMap)
+    optimizers: IdentityMap = field(default_factory=IdentityMap)
+    schedulers: IdentityMap = field(default_factory=IdentityMap)
+    scalers: IdentityMap = field(default_factory=IdentityMap)
     initial: dict[int, InitialWeights] = field(default_factory=dict)
     loaded: list[Site] = field(default_factory=list)
     """Where ``load_state_dict`` was called."""
@@ -86,11 +94,11 @@ class Registry:
     """Where ``clip_grad_norm_`` was last called."""
 
     def module_site(self, module: torch.nn.Module | None) -> Location | None:
-        site = self.modules.get(module) if module is not None else None
+        site: Site | None = self.modules.get(module) if module is not None else None  # type: ignore[no-untyped-call]
         return locate(site) if site else None
 
     def optimizer_site(self, optimizer: Optimizer) -> Location | None:
-        site = self.optimizers.get(optimizer)
+        site: Site | None = self.optimizers.get(optimizer)  # type: ignore[no-untyped-call]
         return locate(site) if site else None
 
     def initial_site(self, tensor: torch.Tensor, *, direct: bool = False) -> tuple[str, Location | None]:
@@ -182,7 +190,7 @@ def install() -> None:
 
         return __init__
 
-    def added_to(table: weakref.WeakSet[Any]) -> Callable[[Any], Any]:
+    def added_to(table: IdentityMap) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
             def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
                 table.add(self)

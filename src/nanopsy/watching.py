@@ -12,7 +12,8 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from types import FrameType
@@ -135,6 +136,15 @@ class Watch:
             self._undo.pop()()
         self.pending.clear()
         self._unscaled.clear()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """See nothing for a while: what runs inside is an examination, not the training."""
+        before, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = before
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
