@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 
 $(VENV)/.made: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[depth,docs,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[lab,docs,dev]"
 	touch $@
 
 .venv: $(VENV)/.made
@@ -34,7 +34,7 @@ check: $(VENV)/.made
 
 # API pages from the docstrings, in docs/api.
 docs: $(VENV)/.made
-	$(BIN)/pdoc --docformat google --output-directory docs/api nanopsy.stable nanopsy.depth.metrics nanopsy.depth.crops
+	$(BIN)/pdoc --docformat google --output-directory docs/api nanopsy.stable nanopsy.depth
 
 clean:
 	rm -rf docs/api $(VENV) demo.json .pytest_cache .mypy_cache .ruff_cache .hypothesis

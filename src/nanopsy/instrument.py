@@ -53,14 +53,18 @@ def _library_folders() -> tuple[str, ...]:
 
 
 _LIBRARIES = _library_folders()
+_TRAINED = tuple(os.path.join(os.path.realpath(_PACKAGE), "depth", name) for name in ("models" + os.sep, "recipes.py", "train.py"))
+"""Code of ours that trains networks: watched like anybody's."""
 
 
 @lru_cache(maxsize=4096)
 def is_user_file(filename: str) -> bool:
-    """Whether a file is the user's own code: not the standard library, not installed, not nanopsy."""
+    """Whether a file is the user's own code: not the standard library, not installed, not nanopsy (but for the networks that it trains itself)."""
     if not filename or filename.startswith("<"):
         return False
     real = os.path.realpath(filename)
+    if real.startswith(_TRAINED):
+        return True
     return not real.startswith(_LIBRARIES) and f"{os.sep}site-packages{os.sep}" not in real
 
 

@@ -1,1 +1,4 @@
-"""Monocular depth estimation: what the experiments need and other projects can use. Needs the ``depth`` extra (torchmetrics)."""
+"""Monocular depth estimation: metrics, data, scenes, networks and training; what the experiments need and other projects can use.
+
+``metrics`` and ``crops`` need the ``depth`` extra, the rest the ``lab`` extra.
+"""
