@@ -45,8 +45,9 @@ ALLOWED: dict[str, set[str]] = {
     "run": {"errors", "examiner", "findings", "instrument", "refetch", "registry", "replay", "report", "rerun", "rewind", "snapshot"},
     "library": {"_torch", "diagnose", "errors", "examiner", "findings", "registry", "replay", "rewind", "snapshot", "trace", "watching"},
     "stable": {"_torch", "errors", "stable"},
-    "depth": {"depth", "stable"},
-    "cli": {"causes", "check", "errors", "run", "nanopsy"},
+    "depth": {"depth", "errors", "findings", "nanopsy", "stable"},
+    "lab": {"depth", "errors", "findings", "lab", "stable"},
+    "cli": {"causes", "check", "errors", "lab", "run", "nanopsy"},
     "__main__": {"cli"},
     "__init__": {"errors", "findings", "library", "nanopsy"},
 }

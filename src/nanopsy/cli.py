@@ -12,7 +12,10 @@ from nanopsy.errors import EXIT_USAGE, NanopsyError
 CHECK = "find the mistakes in source code, before anything runs"
 
 
-def _parser(*, check: bool = False) -> argparse.ArgumentParser:
+LAB = "the paper reproduced: demonstrations and training experiments"
+
+
+def _parser(*, verb: str = "") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nanopsy",
         description="Name the line, the class of mistake and a verified fix of a PyTorch training run that went NaN.",
@@ -37,15 +40,18 @@ def _parser(*, check: bool = False) -> argparse.ArgumentParser:
     run.add_argument("--armed", type=int, metavar="STEP", help=argparse.SUPPRESS)
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
-    if check:
+    check = verbs.add_parser(
+        "check", help=CHECK, description="Find numerical mistakes in PyTorch source code before anything runs; needs no torch, runs nothing."
+    )
+    lab = verbs.add_parser("lab", help=LAB, description="Demonstrate the three vulnerabilities of arXiv 2311.03938, train depth networks, run its experiments.")
+    if verb == "check":
         from nanopsy.check.command import add_arguments
 
-        verb = verbs.add_parser(
-            "check", help=CHECK, description="Find numerical mistakes in PyTorch source code before anything runs; needs no torch, runs nothing."
-        )
-        add_arguments(verb)
-    else:
-        verbs.add_parser("check", help=CHECK)
+        add_arguments(check)
+    elif verb == "lab":
+        from nanopsy.lab.command import add_arguments as add_lab_arguments
+
+        add_lab_arguments(lab)
 
     explain = verbs.add_parser("explain", help="the page of one cause", description="Print what nanopsy knows about a cause; needs no torch.")
     explain.add_argument("name", nargs="?", help="a code (NAN301) or slug (bessel-of-one)")
@@ -132,7 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[:1] == ["check"]:
             from nanopsy.check.command import run as check
 
-            return check(_parser(check=True).parse_args(words))
+            return check(_parser(verb="check").parse_args(words))
+        if words[:1] == ["lab"]:
+            from nanopsy.lab.command import run as lab
+
+            return lab(_parser(verb="lab").parse_args(words))
         options = _parser().parse_args(words)
         return _explain(options)
     except KeyboardInterrupt:
