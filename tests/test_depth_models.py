@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,14 @@ def test_published_sizes(name: str, millions: float, beside: float) -> None:
     assert parameters(network) / 1e6 + beside == pytest.approx(millions, rel=1e-2)
 
 
+def test_the_table_of_sizes_in_the_docs() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "lab.md").read_text()
+    for name in MODELS:
+        with torch.device("meta"):
+            millions = parameters(build(name, "full")) / 1e6
+        assert re.search(rf"\| `{name}` [^|]*\| {millions:.2f} M \|", page), f"{name}: {millions:.2f} M"
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_heads_are_exchangeable(head: str) -> None:
     torch.manual_seed(0)
@@ -106,6 +115,26 @@ def test_an_encoder_is_a_pyramid(name: str) -> None:
     maps = encoder(torch.rand(2, 3, 64, 96))
     assert [each.shape[1] for each in maps] == list(encoder.channels)
     assert [(64 // stride, 96 // stride) for stride in encoder.strides] == [tuple(each.shape[-2:]) for each in maps]
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder"),
+    [
+        ("newcrfs", "resnet-tiny"),
+        ("newcrfs", "dinov2-mini"),
+        ("depthformer", "convnext-mini"),
+        ("pixelformer", "swinv2-mini"),
+        ("bts", "efficientnet-mini"),
+        ("adabins", "resnet-tiny"),
+    ],
+)
+def test_encoders_are_exchangeable(name: str, encoder: str) -> None:
+    assert depth_of(build(name, backbone=encoder)(torch.rand(2, 3, 64, 96))).shape == (2, 1, 64, 96)
+
+
+def test_a_decoder_that_needs_finer_maps_says_so() -> None:
+    with pytest.raises(DataError, match="an encoder with 4 maps, from stride 4 on"):
+        build("bts", backbone="swin-mini")
 
 
 @pytest.mark.parametrize("name", sorted(set(BACKBONES) - set(SMALL_BACKBONES)))

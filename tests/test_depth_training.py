@@ -324,3 +324,39 @@ def test_two_processes_share_the_batches_and_agree(tmp_path: Path) -> None:
     (first, weights), (second, others), (alone, _) = (json.loads((tmp_path / name).read_text()) for name in ("two-0.json", "two-1.json", "one-0.json"))
     assert weights == others, "the processes hold different weights"
     assert [sorted(a + b) for a, b in zip(first, second, strict=True)] == [sorted(batch) for batch in alone]
+
+
+BAD_RANK = """
+import json, sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+from dataclasses import replace
+from nanopsy.depth.config import Data, Optimization
+from nanopsy.depth.recipes import Recipe
+from nanopsy.depth.train import train
+from test_depth_training import tiny
+sparse = Data(options={{"count": 60, "height": 48, "width": 64, "lines": 4, "keep": 0.05}}, evaluate={{"first": 1000, "count": 2}}, crop=(24, 48))
+policy, out = sys.argv[1:]
+config = tiny(data=sparse, recipe=Recipe(loss="adabins"), batch=1, steps=40, devices=2, strategy="ddp", accelerator="cpu", on_incident=policy, optimization=Optimization(lr=1e-3))
+result = train(config)
+import os
+json.dump([result.diverged, result.steps, result.code, result.skipped], open(f"{{out}}-{{os.environ['RANK']}}.json", "w"))
+"""
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_a_bad_loss_on_one_process_ends_the_step_on_all(tmp_path: Path, policy: str) -> None:
+    """One process has one valid pixel, the other many: nobody waits for ever, and the one that had it names the cause."""
+    script = tmp_path / "bad.py"
+    script.write_text(BAD_RANK.format(tests=str(Path(__file__).parent)))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "RANK", "WORLD", "LOCAL_RANK", "MASTER"))}
+    run = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), policy, str(tmp_path / "out")]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=200, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (bad, steps, code, skipped), (also, same, other, left) = (json.loads((tmp_path / f"out-{rank}.json").read_text()) for rank in range(2))
+    assert (bad, steps, skipped) == (also, same, left)
+    assert bad == (policy == "stop")
+    assert "NAN301" in (code, other)
+    assert steps == 40 or policy == "stop"
+    assert skipped > 0 or policy == "stop"

@@ -8,6 +8,7 @@ import math
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -253,6 +254,15 @@ def test_processes_and_order(tmp_path: Path) -> None:
 def test_without_slurm_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(NanopsyError, match=r"Slurm cannot be used"):
         run_slurm(cells_of(_scenario(seeds=1)), tmp_path, Slurm())
+
+
+def test_jobs_of_submitit_end_as_cells_do(tmp_path: Path) -> None:
+    cells = cells_of(_scenario(recipes=("population",), seeds=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # submitit's own
+        outcomes = run_slurm(cells, tmp_path, Slurm(cluster="local", gpus=0, cpus=1, hours=0.1))
+    assert outcomes[0].steps == 4
+    assert read_outcome(tmp_path / f"{cells[0].key}.json", cells[0].config) == outcomes[0]
 
 
 # -- conclusions ---------------------------------------------------------------------------------

@@ -146,8 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(words)
         return _explain(options)
     except KeyboardInterrupt:
-        if words[:1] != ["check"]:
+        if words[:1] not in (["check"], ["lab"]):
             raise
+        if words[:1] == ["lab"]:
+            print(
+                "nanopsy: interrupted; finished cells and checkpoints are kept, the same command (lab train: with --resume) goes on from there", file=sys.stderr
+            )
         return 130
     except BrokenPipeError:
         sys.stderr.close()

@@ -85,7 +85,7 @@ class Augment:
             arguments.whole(where, "crop", side, least=1)
 
     @classmethod
-    def bts(cls, crop: tuple[int, int], degrees: float = 1.0) -> Augment:
+    def bts(cls, crop: tuple[int, int] | None, degrees: float = 1.0) -> Augment:
         """The recipe of BTS and most that followed: rotation, random crop, flip, gamma, brightness and colour in [0.9, 1.1]."""
         return cls(crop=crop, flip=0.5, rotate=degrees, colour=(0.9, 1.1), gamma=(0.9, 1.1), brightness=(0.9, 1.1))
 

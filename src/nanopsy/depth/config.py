@@ -46,7 +46,7 @@ class Data:
         if self.augment == "none":
             return None
         if self.augment == "bts":
-            return Augment(crop=self.crop, flip=0.5, rotate=1.0, colour=(0.9, 1.1), gamma=(0.9, 1.1), brightness=(0.9, 1.1))
+            return Augment.bts(self.crop)
         return Augment(crop=self.crop)
 
 

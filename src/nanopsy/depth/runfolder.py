@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,10 @@ def environment() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"python": sys.version.split()[0], "system": platform.system(), "machine": platform.machine(), "threads": str(torch.get_num_threads())}
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            found["processor"] = f"{line.partition(':')[2].strip()}, {os.cpu_count()} cores"
+            break
     for name in ("torch", "transformers", "lightning-fabric", "torchmetrics", "numpy", "nanopsy"):
         try:
             found[name] = version(name)

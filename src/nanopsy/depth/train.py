@@ -26,7 +26,7 @@ from nanopsy.depth.recipes import RecipeLoss
 from nanopsy.depth.runfolder import RunFolder
 from nanopsy.depth.samples import Sample, SampleSet
 from nanopsy.depth.schedules import make_optimizer, make_schedule
-from nanopsy.findings import Diagnosis, Incident
+from nanopsy.findings import Diagnosis, Incident, Outcome, What
 from nanopsy.stable import DepthPrediction
 
 __all__ = ["Progress", "Result", "Trainer", "train"]
@@ -60,6 +60,8 @@ class Result:
     skipped: int = 0
     """Steps left out because a value in them was not finite."""
     seconds: float = 0.0
+    first_process: bool = True
+    """Whether this process writes the folder."""
     min_logit: float = math.inf
     """The smallest logit on a valid pixel at the logged steps (heads with one logit per pixel)."""
 
@@ -76,6 +78,10 @@ class Trainer:
         from lightning_fabric import Fabric
 
         self.config, options = config, config.optimization
+        if "fsdp" in config.strategy or "deepspeed" in config.strategy:
+            raise DataError(
+                f"the strategy {config.strategy}", where="strategy", why="checkpoints of sharded weights are not written yet", do="ddp, or one device"
+            )
         if config.precision == "16-mixed" and not torch.cuda.is_available():
             raise DataError(
                 "16-mixed without a GPU", where="precision", why="Fabric trains another format there, without a word that stops you", do="bf16-mixed, or a GPU"
@@ -136,9 +142,12 @@ class Trainer:
 
     def loss(self, batch: Sample) -> Tensor:
         """The loss of a batch, as the optimizer sees it."""
+        return self._loss(self.network(batch.image), batch)
+
+    def _loss(self, prediction: Tensor | DepthPrediction, batch: Sample) -> Tensor:
         target = batch.depth
         mask = (target > self.protocol.min_depth) & (target < self.protocol.max_depth)
-        prediction, target = self._as_trained(self.network(batch.image), target)
+        prediction, target = self._as_trained(prediction, target)
         self.valid = mask
         if not bool(mask.any()):  # several processes must all take the step: a zero with zero gradients
             depth = prediction.depth if isinstance(prediction, DepthPrediction) else prediction
@@ -150,6 +159,8 @@ class Trainer:
         """Forward, backward, clip, optimizer step; the loss, or NaN if a step that is not finite was left out."""
         config = self.config
         loss = self.loss(batch)
+        if self.fabric.world_size > 1:
+            self._agree(loss)
         if config.recipe.skip and not torch.isfinite(loss):
             return self._left_out()
         self.fabric.backward(loss)
@@ -163,6 +174,23 @@ class Trainer:
         if self.average is not None:
             self.average.update_parameters(self.bare)  # type: ignore[operator]
         return float(loss.detach())
+
+    def _agree(self, loss: Tensor) -> None:
+        """Leave the step on all processes if the loss of one is not finite: alone in ``backward``, the others would wait for ever."""
+        bad = self.fabric.all_reduce((~torch.isfinite(loss.detach()).all()).float(), reduce_op="sum")
+        if float(bad):
+            detail = f"the loss of {int(bad)} of {self.fabric.world_size} processes is not finite"
+            raise _BadStepError(Incident(self.result.steps, What.LOSS, Outcome.NOT_REPRODUCED, detail=detail))
+
+    def _loss_alone(self, batch: Sample) -> Tensor:
+        """The loss without the other processes, for an autopsy: each of them runs as many backward passes as it needs."""
+        if self.fabric.world_size == 1:
+            return self.loss(batch)
+        with self.fabric.autocast():
+            prediction = self.bare(batch.image)
+        if isinstance(prediction, DepthPrediction):
+            return self._loss(DepthPrediction(*(each.float() for each in prediction)), batch)
+        return self._loss(prediction.float(), batch)
 
     def _finite_gradients(self) -> bool:
         return bool(torch.isfinite(torch.nn.utils.get_total_norm([p.grad for p in self.bare.parameters() if p.grad is not None])))
@@ -200,10 +228,10 @@ class Trainer:
 
         torch.set_rng_state(random_state)
         self.optimizer.zero_grad(set_to_none=True)
-        diagnosis: Diagnosis = autopsy(lambda: self.loss(batch))
+        diagnosis: Diagnosis = autopsy(lambda: self._loss_alone(batch))
         self.optimizer.zero_grad(set_to_none=True)
         if not diagnosis.incidents:
-            seen.detail += "; run again on the same batch the step was finite"
+            seen.detail += "; run again on the same batch the step was finite here"
             return seen
         found = diagnosis.incidents[0]
         found.step, found.history = self.result.steps, seen.history
@@ -255,6 +283,7 @@ def train(config: TrainConfig, folder: str | Path | None = None, *, resume: bool
     """
     trainer = Trainer(config)
     result, fabric = trainer.result, trainer.fabric
+    result.first_process = bool(fabric.is_global_zero)
     place = RunFolder(folder, writes=fabric.is_global_zero) if folder is not None else None
     first = 0
     if resume and place is not None and place.checkpoint.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -159,7 +160,8 @@ def _train(options: argparse.Namespace) -> int:
     from nanopsy.findings import Diagnosis
 
     config = config_of(options)
-    console = Console(stderr=True)
+    first = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    console = Console(stderr=True, quiet=not first)
     with Progress(
         TextColumn("step {task.completed}/{task.total}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[said]}"), console=console
     ) as bar:
@@ -169,6 +171,8 @@ def _train(options: argparse.Namespace) -> int:
             bar.update(task, completed=step, said=f"loss {numbers['loss']:.3f}  lr {numbers['lr']:.2e}  {numbers['images_per_s']:.1f} images/s")
 
         result = train(config, options.out, resume=options.resume, progress=progress)
+    if not result.first_process and not result.diverged:
+        return EXIT_CLEAN
     if result.diverged and result.incident is not None:
         print(Diagnosis([result.incident], result.steps), file=sys.stderr)
         print(f"diverged at step {result.incident.step}; the weights of the last good step are not overwritten. {options.out}/incidents.json")

@@ -25,6 +25,8 @@ class Slurm:
     """What a job asks for."""
 
     partition: str = ""
+    cluster: str = "slurm"
+    """``local`` runs the same jobs as processes here, to try a grid before it is submitted."""
     hours: float = 24.0
     gpus: int = 1
     cpus: int = 8
@@ -95,7 +97,7 @@ def run_slurm(cells: Sequence[Cell], folder: str | Path, slurm: Slurm, done: Don
     except ImportError:
         raise NanopsyError("submitit is not installed", why="it submits to Slurm", do='pip install "nanopsy[lab]"') from None
     try:
-        executor: Any = submitit.AutoExecutor(folder=str(Path(folder) / "slurm"), cluster="slurm")
+        executor: Any = submitit.AutoExecutor(folder=str(Path(folder) / "slurm"), cluster=slurm.cluster)
     except RuntimeError as error:
         raise NanopsyError(f"Slurm cannot be used: {error}", why="no job was submitted", do="run on a login node, or leave --slurm out") from None
     options: dict[str, Any] = {"timeout_min": int(slurm.hours * 60), "gpus_per_node": slurm.gpus, "cpus_per_task": slurm.cpus, "mem_gb": slurm.memory_gb}

@@ -28,7 +28,7 @@ class Size:
     backbone: str
     width: int
     published: str = ""
-    """Parameters as the literature gives them, and where."""
+    """Parameters of the published network, and where they are counted (owner/name on GitHub)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,34 @@ class Model:
     head: str = "sigmoid"
     """As published."""
     multiple: int = 32
+    maps: int = 4
+    """How many maps of the encoder it joins: 4 from stride 4 on, 5 from stride 2 on."""
 
 
 MODELS: dict[str, Model] = {
     "bts": Model(
-        BTSDecoder, {"tiny": Size("resnet-tiny", 64), "full": Size("resnet50", 512, "49.5 M, with the encoder's classifier of 2.05 M (github.com/cleinc/bts)")}
+        BTSDecoder,
+        {
+            "tiny": Size("resnet-tiny", 64),
+            "full": Size("resnet50", 512, "49.53 M, of which 2.05 M are the encoder's unused classifier (cleinc/bts, its README)"),
+        },
+        maps=5,
     ),
     "adabins": Model(
-        AdaBinsDecoder, {"tiny": Size("efficientnet-mini", 256), "full": Size("efficientnet-b5", 2048, "78 M (arXiv 2011.14141, table 2)")}, "bins"
+        AdaBinsDecoder,
+        {"tiny": Size("efficientnet-mini", 256), "full": Size("efficientnet-b5", 2048, "78.26 M, counted in shariqfarooq123/AdaBins")},
+        "bins",
+        maps=5,
     ),
-    "newcrfs": Model(NeWCRFsDecoder, {"tiny": Size("swin-mini", 32), "full": Size("swin-large", 128, "270 M (github.com/aliyun/NeWCRFs)")}),
-    "depthformer": Model(DepthFormerDecoder, {"tiny": Size("swin-mini", 32), "full": Size("swin-large", 512, "273 M (arXiv 2203.14211)")}, "relu"),
+    "newcrfs": Model(NeWCRFsDecoder, {"tiny": Size("swin-mini", 32), "full": Size("swin-large", 128, "270.44 M, counted in aliyun/NeWCRFs")}),
+    "depthformer": Model(
+        DepthFormerDecoder,
+        {"tiny": Size("swin-mini", 32), "full": Size("swin-large", 512, "273.73 M, counted in zhyever/Monocular-Depth-Estimation-Toolbox")},
+        "relu",
+    ),
     "pixelformer": Model(
         PixelFormerDecoder,
-        {"tiny": Size("swin-mini", 32), "full": Size("swin-large", 128, "258.4 M without its unused layers, counted in github.com/ashutosh1807/PixelFormer")},
+        {"tiny": Size("swin-mini", 32), "full": Size("swin-large", 128, "258.36 M without its unused layers, counted in ashutosh1807/PixelFormer")},
         "bins",
     ),
 }
@@ -100,6 +114,7 @@ def build(
     from nanopsy.depth.models import backbones
 
     encoder = backbones.backbone(backbone or chosen.backbone, checkpoint)
+    encoder.coarsest(model.maps)
     return DepthNetwork(model.decoder(encoder, chosen.width, top.channels), top.make(span), model.multiple)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanopsy.depth.encodings import DataError
@@ -46,7 +47,21 @@ class Encoder(nn.Module):
         return tuple(self.body(image).feature_maps)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        return self.features((image - self.mean.to(image.dtype)) / self.std.to(image.dtype))
+        found = self.features((image - self.mean.to(image.dtype)) / self.std.to(image.dtype))
+        return found[len(found) - len(self.channels) :]
+
+    def coarsest(self, maps: int) -> None:
+        """Leave the finest maps out until ``maps`` are left.
+
+        Raises:
+            DataError: there are fewer.
+        """
+        if len(self.channels) < maps:
+            raise DataError(
+                f"an encoder with {len(self.channels)} maps, from stride {self.strides[0]} on", where="nanopsy.depth.models.build: backbone",
+                why=f"the decoder joins {maps} maps, from stride {32 // 2 ** (maps - 1)} on", do="choose a ResNet or an EfficientNet, or another network",
+            )  # fmt: skip
+        self.channels, self.strides = self.channels[-maps:], self.strides[-maps:]
 
 
 class ResNetEncoder(Encoder):
@@ -102,12 +117,18 @@ class EfficientNetEncoder(Encoder):
 
 
 class ViTEncoder(Encoder):
-    """DINOv2: one resolution; four maps of it, shallow to deep."""
+    """DINOv2: four maps of one resolution, shallow to deep, resized (without parameters) to the strides of a pyramid."""
 
-    def __init__(self, body: Any, patch: int) -> None:
+    def __init__(self, body: Any) -> None:
         super().__init__(body)
         self.channels = tuple(body.channels)
-        self.strides = (patch,) * len(self.channels)
+        self.strides = (4, 8, 16, 32)
+
+    def features(self, image: Tensor) -> tuple[Tensor, ...]:
+        height, width = image.shape[-2:]
+        maps = self.body(image).feature_maps
+        sizes = [(height // stride, width // stride) for stride in self.strides]
+        return tuple(F.interpolate(each, size=size, mode="bilinear", align_corners=False) for each, size in zip(maps, sizes, strict=True))
 
 
 _STAGES = [f"stage{k}" for k in range(1, 5)]
@@ -147,9 +168,8 @@ def _dinov2(depth: int, patch: int = 14, **options: Any) -> Encoder:
     from transformers import Dinov2Backbone, Dinov2Config
 
     stages = [f"stage{round(depth * k / 4)}" for k in range(1, 5)]
-    return ViTEncoder(
-        Dinov2Backbone(Dinov2Config(num_hidden_layers=depth, patch_size=patch, **{"out_features": stages, "reshape_hidden_states": True, **options})), patch
-    )
+    shape: dict[str, Any] = {"num_hidden_layers": depth, "patch_size": patch, "out_features": stages, "reshape_hidden_states": True, **options}
+    return ViTEncoder(Dinov2Backbone(Dinov2Config(**shape)))
 
 
 _WIDE = {"depths": [2, 2, 18, 2], "embed_dim": 192, "num_heads": [6, 12, 24, 48], "window_size": 7}
