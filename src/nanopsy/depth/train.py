@@ -29,7 +29,7 @@ from nanopsy.depth.schedules import make_optimizer, make_schedule
 from nanopsy.findings import Diagnosis, Incident, Outcome, What
 from nanopsy.stable import DepthPrediction
 
-__all__ = ["Progress", "Result", "Trainer", "train"]
+__all__ = ["Result", "Trainer", "train"]
 
 Progress = Callable[[int, dict[str, float]], None]
 """Called after each logged step with the step and its numbers."""
