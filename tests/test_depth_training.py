@@ -310,6 +310,7 @@ for step, batch in trainer.batches(0):
     said.append(names)
 digest = sum(float(p.detach().double().abs().sum()) for p in trainer.bare.parameters())
 json.dump([said, digest], open(f"{{out}}-{{trainer.fabric.global_rank}}.json", "w"))
+trainer.part()
 """
 
 

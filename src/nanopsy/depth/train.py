@@ -237,6 +237,12 @@ class Trainer:
         found.step, found.history = self.result.steps, seen.history
         return found
 
+    def part(self) -> None:
+        """Let the other processes go: a process that ends while they are connected may abort on its way out."""
+        if self.fabric.world_size > 1 and torch.distributed.is_initialized():
+            self.fabric.barrier()
+            torch.distributed.destroy_process_group()
+
     def score(self, step: int, folder: RunFolder | None) -> dict[str, float]:
         """Evaluate now, keep the metrics and a few pictures."""
         scores = evaluate(self.average if self.average is not None else self.network, self.evaluation, self.protocol, device=self.fabric.device)
@@ -300,6 +306,7 @@ def train(config: TrainConfig, folder: str | Path | None = None, *, resume: bool
         if not result.diverged and "abs_rel" not in result.metrics:
             trainer.score(config.steps, place)
     result.seconds = time.perf_counter() - began
+    trainer.part()
     return result
 
 
