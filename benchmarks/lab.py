@@ -19,7 +19,7 @@ import torch
 from nanopsy.depth.config import Data, Optimization, TrainConfig
 from nanopsy.depth.recipes import recipes
 from nanopsy.depth.scenes import SceneOptions, Sensor, render, sense
-from nanopsy.depth.train import Trainer
+from nanopsy.depth.trainer import Trainer
 
 
 def scenes_per_second(kind: str, rounds: int, count: int = 20) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,7 @@ from nanopsy.depth.models.depthformer import DeformableAttention
 from nanopsy.depth.models.windows import WindowAttention, WindowBlock
 from nanopsy.stable import DepthPrediction, silog
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small networks: threads would wait for each other, and the suite runs in two processes already."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU_ADAPTERS = [name for name in ADAPTERS if name != "depth-pro"]
 SMALL_BACKBONES = [name for name in BACKBONES if name.endswith("-mini") or name == "resnet-tiny"]

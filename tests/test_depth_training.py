@@ -21,9 +21,11 @@ from nanopsy.depth.encodings import DataError
 from nanopsy.depth.loading import Place, StepSampler
 from nanopsy.depth.recipes import GUIDELINES, LOSSES, REMEDIES, Recipe, RecipeLoss, recipes
 from nanopsy.depth.schedules import warm_cosine
-from nanopsy.depth.train import Trainer, train
+from nanopsy.depth.train import train
+from nanopsy.depth.trainer import Trainer
 from nanopsy.stable import SILogForm, scaled_sigmoid, silog
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 VAR = pytest.mark.filterwarnings("ignore:var:UserWarning")
 
 
@@ -154,7 +156,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, precision: str) -> None:
     from nanopsy.depth.checkpoints import save_checkpoint
 
     middle.mkdir()
-    save_checkpoint(middle / "checkpoint.safetensors", trainer.parts(), 4, {"empty_batches": 0, "skipped": 0})
+    save_checkpoint(middle / "checkpoint.safetensors", trainer.parts(), 4, {"empty_batches": 0, "skipped": 0, "best": 0.5})
     torch.manual_seed(999)
     resumed = train(config, middle, resume=True)
     assert resumed.losses[-2:] == whole.losses[-2:]
@@ -296,7 +298,7 @@ import torch
 torch.set_num_threads(1)
 from dataclasses import replace
 from test_depth_training import tiny
-from nanopsy.depth.train import Trainer
+from nanopsy.depth.trainer import Trainer
 two, out = sys.argv[1] == "two", sys.argv[2]
 trainer = Trainer(replace(tiny(), batch=2 if two else 4, steps=3, devices=2 if two else 1, strategy="ddp" if two else "auto", accelerator="cpu"))
 trainer.network.eval()  # batch statistics of a half batch are not those of the whole

@@ -35,7 +35,7 @@ from nanopsy.lab.sqrt import gradient_at
 from nanopsy.lab.summary import compare, rows, verdict
 from nanopsy.lab.variance import ALGORITHMS, loss_at, variance_errors
 
-pytestmark = pytest.mark.filterwarnings("ignore:var:UserWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore:var:UserWarning"), pytest.mark.usefixtures("one_thread")]
 
 
 def pictures_can_be_read(folder: Path) -> None:
@@ -244,7 +244,6 @@ def test_a_cell_that_cannot_run_is_a_row_and_is_tried_again(tmp_path: Path) -> N
 def test_processes_and_order(tmp_path: Path) -> None:
     cells = cells_of(_scenario(recipes=("published", "all"), seeds=1))
     done: list[str] = []
-    torch.set_num_threads(1)
     outcomes = run_here(cells, tmp_path, jobs=2, done=lambda cell, outcome: done.append(cell.key))
     assert [each.recipe for each in outcomes] == ["published", "all"]
     assert sorted(done) == sorted(cell.key for cell in cells)

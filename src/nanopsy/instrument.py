@@ -53,7 +53,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 _LIBRARIES = _library_folders()
-_TRAINED = tuple(os.path.join(os.path.realpath(_PACKAGE), "depth", name) for name in ("models" + os.sep, "recipes.py", "train.py"))
+_TRAINED = tuple(os.path.join(os.path.realpath(_PACKAGE), "depth", name) for name in ("models" + os.sep, "recipes.py", "train.py", "trainer.py"))
 """Code of ours that trains networks: watched like anybody's."""
 
 

@@ -36,9 +36,14 @@ class Data:
     """``bts``: rotation, flip, colour; ``crop``: the crop alone; ``none``."""
     median_scaling: bool = False
     """Evaluate up to scale: for losses that leave the scale free."""
-    cache: bool = True
-    """Keep raw frames in memory."""
+    cache: bool | None = None
+    """Keep raw frames in memory; None: only those of procedural scenes, which are small."""
     workers: int = 0
+
+    @property
+    def cached(self) -> bool:
+        """What ``cache`` comes to."""
+        return self.name == "scenes" if self.cache is None else self.cache
 
     def augmentation(self) -> Augment | None:
         """The pipeline that the three words stand for."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanopsy.depth.train import Trainer
+from nanopsy.depth.trainer import Trainer
 from nanopsy.lab.sheets import Sheets, Table
 from nanopsy.lab.trained import small_config
 

@@ -136,7 +136,7 @@ def full(data: Data, models: Mapping[str, TrainConfig] | None = None) -> tuple[S
         data: the dataset; its crop defaults to 352 x 704.
         models: configs by name; None: BTS-ResNet50 with one-cycle and DepthFormer-SwinL with a warm cosine.
     """
-    data = replace(data, crop=data.crop or (352, 704), cache=False, workers=max(data.workers, 4))
+    data = replace(data, crop=data.crop or (352, 704), workers=max(data.workers, 4))
     steps = 38_400
     warm = Optimization(lr=1e-4, schedule="cosine", betas=(0.9, 0.999))
     bts = TrainConfig(data=data, model="bts", size="full", recipe=Recipe(loss="bts"), optimization=Optimization(lr=1e-4, betas=(0.95, 0.99), eps=1e-3))

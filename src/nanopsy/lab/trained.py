@@ -10,7 +10,7 @@ from torch import Tensor
 from nanopsy.depth.config import Data, Optimization, TrainConfig
 from nanopsy.depth.recipes import recipes
 from nanopsy.depth.samples import Sample
-from nanopsy.depth.train import Trainer
+from nanopsy.depth.trainer import Trainer
 
 __all__ = ["Trained", "small_config", "trained"]
 
