@@ -103,8 +103,15 @@ def write_report(folder: str | Path, scenarios: Sequence[Scenario], outcomes: Se
     sheets.heading("What came out")
     for each, scenario in zip(verdicts, [s for s in scenarios if s.vulnerability], strict=True):
         sheets.say(f"{scenario.title}. {each.text}")
+    accuracy = Table(
+        "Accuracy of healthy trainings against the published loss, paired by seed (95 % interval of the mean difference)",
+        ("scenario", "recipe", "metric", "seeds", "difference", "from", "to", "shown"),
+    )
     for found in comparisons:
-        sheets.say(f"{found.scenario}: {found.text}.")
+        shown_as = found.text.rpartition(": ")[2]
+        accuracy.add(found.scenario, found.recipe, found.metric, found.pairs, found.difference, found.low, found.high, shown_as)
+    if accuracy.rows:
+        sheets.table("accuracy", accuracy)
     failed = [each for each in outcomes if each.failed]
     if failed:
         sheets.say(f"{len(failed)} cells could not run; the first: {failed[0].scenario}, {failed[0].recipe}: {failed[0].failed}")
