@@ -292,6 +292,7 @@ def test_float16_without_a_gpu_is_refused_not_replaced() -> None:
 
 DDP = """
 import json
+import os
 import sys
 sys.path.insert(0, {tests!r})
 import torch
@@ -311,8 +312,10 @@ for step, batch in trainer.batches(0):
     trainer.optimizer.zero_grad()
     said.append(names)
 digest = sum(float(p.detach().double().abs().sum()) for p in trainer.bare.parameters())
-json.dump([said, digest], open(f"{{out}}-{{trainer.fabric.global_rank}}.json", "w"))
+with open(f"{{out}}-{{trainer.fabric.global_rank}}.json", "w") as file:
+    json.dump([said, digest], file)
 trainer.part()
+os._exit(0)
 """
 
 
@@ -344,7 +347,9 @@ policy, out = sys.argv[1:]
 config = tiny(data=sparse, recipe=Recipe(loss="adabins"), batch=1, steps=40, devices=2, strategy="ddp", accelerator="cpu", on_incident=policy, optimization=Optimization(lr=1e-3))
 result = train(config)
 import os
-json.dump([result.diverged, result.steps, result.code, result.skipped], open(f"{{out}}-{{os.environ['RANK']}}.json", "w"))
+with open(f"{{out}}-{{os.environ['RANK']}}.json", "w") as file:
+    json.dump([result.diverged, result.steps, result.code, result.skipped], file)
+os._exit(0)  # gloo's threads now and then abort an interpreter that ends; the run itself is over and written
 """
 
 

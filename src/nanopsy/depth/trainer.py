@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from collections.abc import Iterator
@@ -238,6 +239,8 @@ class Trainer:
         """Let the other processes go: a process that ends while they are connected may abort on its way out."""
         if self.fabric.world_size > 1 and torch.distributed.is_initialized():
             self.fabric.barrier()
+            self.network = self.bare  # the wrapper holds the group, whose threads must end before the interpreter does
+            gc.collect()
             torch.distributed.destroy_process_group()
 
     def score(self, step: int, folder: RunFolder | None) -> dict[str, float]:
