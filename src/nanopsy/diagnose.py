@@ -23,6 +23,8 @@ from nanopsy.operators import dtype_name
 from nanopsy.ranges import Birth, Growth, History, Operand, OptimizerFacts, Origin, OriginKind
 from nanopsy.registry import locate
 from nanopsy.story import Story
+from nanopsy.trace import Ref
+from nanopsy.values import Index
 from nanopsy.watching import optimizer_parameters, total_norm
 
 if TYPE_CHECKING:
@@ -197,8 +199,16 @@ def births(evidence: Evidence) -> list[Birth]:
     """Every birth that explains what was bad, most fundamental first."""
     if evidence.bad_weights:
         return [_weights_birth(evidence)]
-    replay = evidence.replay
     found: list[Birth] = []
+    for ref, index, value in sinks(evidence):
+        ancestry = evidence.story.ancestry(ref, index, value)
+        found.extend(replace(birth, sink=evidence.reader.sink) for birth in evidence.reader.read(ancestry))
+    return found
+
+
+def sinks(evidence: Evidence) -> list[tuple[Ref, Index, float]]:
+    """The bad elements that the story starts from: of the losses, else of the gradients, in the order in which they were made."""
+    replay = evidence.replay
     if replay.bad_loss:
         pairs = list(zip(replay.sinks, replay.sink_tensors, strict=False))
     else:
@@ -210,12 +220,7 @@ def births(evidence: Evidence) -> list[Birth]:
             return made[0].index if made is not None else 1 << 60
 
         pairs.sort(key=order)
-    sink = evidence.reader.sink
-    for ref, tensor in pairs[:3]:
-        hit = bad_index(tensor)
-        if hit is not None:
-            found.extend(replace(birth, sink=sink) for birth in evidence.reader.read(evidence.story.ancestry(ref, *hit)))
-    return found
+    return [(ref, *hit) for ref, tensor in pairs[:3] if (hit := bad_index(tensor)) is not None]
 
 
 def _weights_birth(evidence: Evidence) -> Birth:

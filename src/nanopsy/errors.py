@@ -14,6 +14,9 @@ EXIT_FINDINGS = 3
 EXIT_USAGE = 2
 """nanopsy itself was used wrongly, or could not do its work."""
 
+EXIT_CANNOT = 125
+"""A capsule could not be replayed (``git bisect run`` then skips the commit)."""
+
 
 class NanopsyError(Exception):
     """Bad input or a broken precondition, said in four parts.

@@ -21,8 +21,9 @@ import torch
 from nanopsy._torch import Optimizer
 from nanopsy.findings import Diagnosis, Incident, What
 from nanopsy.plan import Plan
+from nanopsy.refetch import FETCHES
 from nanopsy.registry import Registry, user_frames
-from nanopsy.replay import Fault, Policy, Replay, Request, raw
+from nanopsy.replay import Fault, Keeper, Policy, Replay, Request, raw
 from nanopsy.rewind import Live, Loops, Replaying, Rewind, Round, Stopped
 from nanopsy.suspects import sequences, suspects
 from nanopsy.watching import Watch, bad_elements, optimizer_parameters
@@ -38,6 +39,7 @@ class Examiner:
         self.loops, self.registry, self.policy = loops, registry, policy
         self.watch = Watch(self)
         self.diagnosis = Diagnosis()
+        self.keeper: Keeper | None = None
         self.mode = "watch"
         self.fault: Fault | None = None
         self.live: Live | None = None
@@ -388,8 +390,6 @@ class Examiner:
             self._muted.close()
             self._muted = None
 
-    # -- the plan --------------------------------------------------------------------------------
-
     # -- concluding ------------------------------------------------------------------------------
 
     def _count_only(self) -> None:
@@ -404,12 +404,15 @@ class Examiner:
         if self.fault is not None:
             incident.loss_bits = [part.hex() for part in self.fault.losses]
         incident.history = [{"step": f.step, "loss": f.loss, "gradient_norm": f.gradient_norm} for f in list(self.watch.ring)[-8:]]
+        incident.batch = self._batch()
         for known in self.diagnosis.incidents:
             if known.key == incident.key:
                 known.count += 1
                 break
         else:
             self.diagnosis.incidents.append(incident)
+            if self.keeper is not None:
+                self.keeper.concluded(self, incident)
         self.watch.recording = True
         self.watch.pending.clear()
         self._plan = None
@@ -424,6 +427,15 @@ class Examiner:
         self.mode = "pass"
         self._to_suppress = Counter(self._stepped)
         self.loops.replaying = Replaying(self.live, self.rounds, self._body_ended)
+
+    def _batch(self) -> dict[str, object]:
+        """Which batch of its loop the step was, and which samples of the dataset it consisted of, where a DataLoader says so."""
+        if not self.rounds:
+            return {}
+        batch: dict[str, object] = {"number": self.rounds[-1].number - 1}
+        if FETCHES.last is not None and isinstance(FETCHES.last[1], (list, tuple)) and all(isinstance(it, int) for it in FETCHES.last[1]):
+            batch["samples"] = list(FETCHES.last[1])[:256]
+        return batch
 
     def _passed(self) -> None:
         """The failing round has been let through: back to watching."""

@@ -50,6 +50,23 @@ class Confidence(StrEnum):
     """True under a condition that the source does not decide; the finding says which."""
 
 
+def harmless(value: object) -> str:
+    """A string of a report that comes from elsewhere, without what could steer a terminal."""
+    if not isinstance(value, str):
+        raise TypeError(f"text was expected, not {type(value).__name__}")
+    return value.translate(_STEERING)
+
+
+_STEERING = {code: " " for code in (*range(9), *range(11, 32), *range(127, 160), 0x202A, 0x202B, 0x202C, 0x202D, 0x202E, 0x2066, 0x2067, 0x2068, 0x2069)}
+"""Control characters but for tabs and line ends, and those that turn the direction of text."""
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
+        raise TypeError(f"a whole number was expected, not {str(value)[:40]!r}")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """A span of user code; lines count from 1 and columns from 1, the end is exclusive."""
@@ -72,6 +89,12 @@ class Location:
             "end_column": self.end_column or self.column,
             **({"cell": self.cell} if self.cell else {}),
         }
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Location:
+        """The location that :meth:`to_dict` wrote."""
+        numbers = [_number(entry[key]) for key in ("line", "column", "end_line", "end_column")]
+        return cls(harmless(entry["file"]), *numbers, cell=_number(entry.get("cell", 0)))
 
     def __str__(self) -> str:
         cell = f"cell {self.cell}:" if self.cell else ""
@@ -145,22 +168,21 @@ class Finding:
     def from_dict(cls, entry: Mapping[str, Any]) -> Finding:
         """The finding that :meth:`to_dict` wrote."""
 
-        def place(value: Mapping[str, Any] | None) -> Location | None:
-            return Location(**value) if value else None
-
-        fix = entry.get("fix")
+        fix, place, verified = entry.get("fix"), entry["location"], entry["verified"]
+        if verified not in (True, False, None) or not isinstance(entry["evidence"], Mapping):
+            raise ValueError("a finding with a strange verdict or without evidence")
         return cls(
-            entry["code"],
-            entry["slug"],
-            place(entry["location"]),
-            entry["message"],
-            also=tuple(Location(**value) for value in entry["also"]),
+            harmless(entry["code"]),
+            harmless(entry["slug"]),
+            Location.from_dict(place) if place else None,
+            harmless(entry["message"]),
+            also=tuple(Location.from_dict(value) for value in entry["also"]),
             evidence=entry["evidence"],
-            path=tuple(entry["path"]),
-            story=tuple(entry.get("story", ())),
-            fix=Fix(fix["diff"], Safety(fix["safety"]), fix.get("note", "")) if fix else None,
-            verified=entry["verified"],
-            verification=entry.get("verification", ""),
+            path=tuple(harmless(part) for part in entry["path"]),
+            story=tuple(harmless(line) for line in entry.get("story", ())),
+            fix=Fix(harmless(fix["diff"]), Safety(fix["safety"]), harmless(fix.get("note", ""))) if fix else None,
+            verified=verified,
+            verification=harmless(entry.get("verification", "")),
         )
 
 
@@ -179,6 +201,10 @@ class Incident:
     history: list[dict[str, float | int | None]] = field(default_factory=list)
     loss_bits: list[str] = field(default_factory=list)
     """The losses of the step, bit for bit, in hexadecimal."""
+    rank: int | None = None
+    """The rank on which the bad value was born, when several train together."""
+    batch: dict[str, object] = field(default_factory=dict)
+    """The batch of the step: its number in the loop, and the samples of the dataset where they are known."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -200,8 +226,29 @@ class Incident:
             "replays": self.replays,
             "history": list(self.history),
             "loss_bits": list(self.loss_bits),
+            "rank": self.rank,
+            "batch": dict(self.batch),
             "findings": [finding.to_dict() for finding in self.findings],
         }
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Incident:
+        """The incident that :meth:`to_dict` wrote; raises KeyError, TypeError or ValueError for anything else."""
+        rank = entry.get("rank")
+        return cls(
+            _number(entry["step"]),
+            What(entry["what"]),
+            Outcome(entry["outcome"]),
+            [Finding.from_dict(finding) for finding in entry["findings"]],
+            _number(entry.get("count", 1)),
+            harmless(entry.get("detail", "")),
+            harmless(entry.get("weights", "")),
+            _number(entry.get("replays", 0)),
+            [dict(facts) for facts in entry.get("history", [])],
+            [harmless(bits) for bits in entry.get("loss_bits", [])],
+            None if rank is None else _number(rank),
+            dict(entry.get("batch", {})),
+        )
 
 
 def made_earlier(incident: Incident) -> bool:
@@ -239,6 +286,14 @@ class Diagnosis:
             "notes": list(self.notes),
             "incidents": [plain(incident.to_dict()) for incident in self.incidents],
         }
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Diagnosis:
+        """The diagnosis that :meth:`to_dict` wrote; raises KeyError, TypeError or ValueError for anything else."""
+        if entry["format"] != FORMAT:
+            raise ValueError(f"a report of format {entry['format']!r}, not {FORMAT}")
+        incidents = [Incident.from_dict(incident) for incident in entry["incidents"]]
+        return cls(incidents, _number(entry["steps"]), [harmless(note) for note in entry["notes"]])
 
     @property
     def findings(self) -> list[Finding]:

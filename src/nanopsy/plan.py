@@ -58,6 +58,8 @@ class Plan:
         try:
             evidence = Evidence.gather(self.examiner, fault, kept)
             findings = refetched(evidence, diagnose(evidence))
+            if self.examiner.keeper is not None:
+                self.examiner.keeper.examined(evidence, findings)
         except Exception as error:
             if os.environ.get("NANOPSY_DEBUG"):
                 raise

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from nanopsy._torch import Optimizer
-from nanopsy.findings import What
+from nanopsy.findings import Finding, Incident, What
 from nanopsy.registry import Site
 from nanopsy.trace import Recording, Ref, Trace
 from nanopsy.verify import Patch
+
+if TYPE_CHECKING:
+    from nanopsy.diagnose import Evidence
+    from nanopsy.examiner import Examiner
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,16 @@ class Policy:
     on_incident: str = "stop"
     mute: bool = False
     verify: bool = True
+
+
+class Keeper(Protocol):
+    """Who keeps what an autopsy found."""
+
+    def examined(self, evidence: Evidence, findings: list[Finding]) -> None:
+        """The diagnosis is made and the recording still in memory."""
+
+    def concluded(self, examiner: Examiner, incident: Incident) -> None:
+        """The incident is over, and it is not one that was seen before."""
 
 
 @dataclass(slots=True)

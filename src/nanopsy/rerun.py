@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanopsy._torch import Optimizer
+from nanopsy.capsule.format import SUFFIX
+from nanopsy.capture.keeper import Keeper
 from nanopsy.diagnose import Evidence, diagnose
 from nanopsy.examiner import Examiner
 from nanopsy.findings import Diagnosis, Finding, Incident, Outcome, What, made_earlier
@@ -86,15 +88,22 @@ class Armed(Examiner):
                     replay.gradient_sinks.append(self.trace.ref(parameter.grad))
                     replay.gradient_tensors.append(parameter.grad.detach().clone())
             replay.recording = self.trace.stop()
-            incident.findings = diagnose(Evidence.gather(self, fault, replay))
+            evidence = Evidence.gather(self, fault, replay)
+            incident.findings = diagnose(evidence)
             incident.outcome = Outcome.REPRODUCED
+            if self.keeper is not None:
+                self.keeper.examined(evidence, incident.findings)
         self.diagnosis.incidents.append(incident)
+        if self.keeper is not None:
+            live = self._choose_loop(frame, roots)
+            self.rounds = live.rounds() if live is not None else []
+            self.keeper.concluded(self, incident)
         self.mode = "done"
         self.loops.disable()
         raise Stopped()
 
 
-def rerun(diagnosis: Diagnosis, module: str | None, command: list[str], options: RunOptions, seconds: float) -> None:
+def rerun(diagnosis: Diagnosis, module: str | None, command: list[str], options: RunOptions, seconds: float, keeper: Keeper | None) -> None:
     """Run the script again, traced at the first incident's step, and take over what that shows."""
     wanting = (it for it in diagnosis.incidents if it.outcome is not Outcome.REPRODUCED or made_earlier(it))
     incident = next(wanting, diagnosis.incidents[0])
@@ -105,26 +114,41 @@ def rerun(diagnosis: Diagnosis, module: str | None, command: list[str], options:
     why = "the bad value was made before the step" if made_earlier(incident) else "the step could not be rewound"
     print(f"nanopsy: {why}; running the script again from the start, traced at step {incident.step} ({cost}; "
           f"its output is not shown; --rerun never avoids this)", file=sys.stderr, flush=True)  # fmt: skip
-    report = _child(module, command, incident.step)
+    with tempfile.TemporaryDirectory(prefix="nanopsy-") as folder:
+        capsule = Path(folder, f"again{SUFFIX}") if keeper is not None else None
+        report = _child(module, command, incident.step, _capsule_options(keeper, capsule))
+        if _taken_over(incident, report) and keeper is not None and capsule is not None and capsule.exists():
+            keeper.replace(diagnosis.incidents.index(incident), capsule)
+
+
+def _capsule_options(keeper: Keeper | None, capsule: Path | None) -> list[str]:
+    if keeper is None or capsule is None:
+        return ["--no-capsule"]
+    return ["--capsule", str(capsule), *(["--capture", "full"] if keeper.options.full else []), *([] if keeper.options.data else ["--no-data"])]
+
+
+def _taken_over(incident: Incident, report: dict[str, Any] | None) -> bool:
+    """Whether the second run failed as the first did; the incident then says what it showed."""
     again: list[dict[str, Any]] = report.get("incidents", []) if report else []
     if not again or again[0].get("step") != incident.step:
         incident.detail += "; run again from the start, the step was finite"
-        return
+        return False
     if again[0].get("loss_bits") != incident.loss_bits:
         incident.detail += "; run again from the start, the step was bad with another loss (is the script seeded?)"
-        return
+        return False
     found = [Finding.from_dict(entry) for entry in again[0]["findings"]]
     if found and not (made_earlier(incident) and found[0].code in ("NAN701", "NAN999")):
         incident.findings = found
     incident.outcome = Outcome.REPRODUCED
     incident.detail += "; run again from the start, the loss came out bit for bit as before"
+    return True
 
 
-def _child(module: str | None, command: list[str], step: int) -> dict[str, Any] | None:
+def _child(module: str | None, command: list[str], step: int, capsule: list[str]) -> dict[str, Any] | None:
     handle, name = tempfile.mkstemp(prefix="nanopsy-", suffix=".json")
     os.close(handle)
     target = ["-m", module, *command] if module is not None else ["--", *command]
-    arguments = [sys.executable, "-m", "nanopsy", "run", "--rerun", "never", "--armed", str(step), "--json", name, *target]
+    arguments = [sys.executable, "-m", "nanopsy", "run", "--rerun", "never", "--armed", str(step), "--json", name, *capsule, *target]
     try:
         subprocess.run(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         text = Path(name).read_text(encoding="utf-8")

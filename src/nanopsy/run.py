@@ -15,12 +15,15 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from nanopsy import registry
+from nanopsy.capture.collect import CaptureOptions, check_destination
+from nanopsy.capture.keeper import Keeper
 from nanopsy.errors import EXIT_FINDINGS, NanopsyError
 from nanopsy.examiner import MOST_AUTOPSIES, Examiner
 from nanopsy.findings import Diagnosis, Outcome, made_earlier
@@ -44,6 +47,8 @@ class RunOptions:
     verify: bool = True
     mute: bool = False
     armed: int | None = None
+    capsule: CaptureOptions | None = field(default_factory=CaptureOptions)
+    """None: no capsule is written."""
 
 
 def check_writable(path: str) -> None:
@@ -142,21 +147,24 @@ def own_traceback(trace: TracebackType | None) -> TracebackType | None:
     return result
 
 
-def run(module: str | None, command: list[str], options: RunOptions) -> int:
-    """Run a script or module under the watch; returns the exit status."""
-    if options.json is not None:
-        check_writable(options.json)
+@dataclass(slots=True)
+class Session:
+    """One run of a script: its examiner, the status Python would have given (None when an incident stopped it), its seconds."""
+
+    examiner: Examiner
+    status: int | None
+    seconds: float
+
+
+def session(module: str | None, command: list[str], make: Callable[[Loops], Examiner]) -> Session:
+    """Run a script or module to its end, with its loops instrumented, under the examiner that ``make`` gives."""
     finder = UserFinder()
     sys.meta_path.insert(0, finder)
     code, main, argv, folder = _prepare(module, command)
 
     registry.install()
     loops = Loops(State(registry.REGISTRY))
-    examiner = Examiner(loops, registry.REGISTRY, Policy(options.on_incident, options.mute, options.verify))
-    if options.armed is not None:
-        from nanopsy.rerun import Armed
-
-        examiner = Armed(loops, registry.REGISTRY, options.armed)
+    examiner = make(loops)
     setattr(builtins, NAME, loops)
     os.register_at_fork(after_in_child=loops.disable)
     sys.argv, sys.path[0] = argv, folder
@@ -168,14 +176,37 @@ def run(module: str | None, command: list[str], options: RunOptions) -> int:
     examiner.watch.remove()
     FETCHES.remove()
     loops.active = False
-    diagnosis = examiner.diagnosis
-    diagnosis.steps = examiner.watch.steps
-    seconds = time.monotonic() - began - examiner.seconds
+    examiner.diagnosis.steps = examiner.watch.steps
+    return Session(examiner, status, time.monotonic() - began - examiner.seconds)
+
+
+def run(module: str | None, command: list[str], options: RunOptions) -> int:
+    """Run a script or module under the watch; returns the exit status."""
+    if options.json is not None:
+        check_writable(options.json)
+    keeper = None
+    if options.capsule is not None:
+        if options.capsule.path is not None:
+            check_destination(options.capsule.path)
+        keeper = Keeper(options.capsule, Path(module or command[0]).stem)
+
+    def make(loops: Loops) -> Examiner:
+        if options.armed is not None:
+            from nanopsy.rerun import Armed
+
+            examiner: Examiner = Armed(loops, registry.REGISTRY, options.armed)
+        else:
+            examiner = Examiner(loops, registry.REGISTRY, Policy(options.on_incident, options.mute, options.verify))
+        examiner.keeper = keeper
+        return examiner
+
+    ran = session(module, command, make)
+    diagnosis = ran.examiner.diagnosis
     if options.armed is None and _wants_rerun(diagnosis, options):
         from nanopsy.rerun import rerun
 
-        rerun(diagnosis, module, command, options, seconds)
-    return _finish(examiner, options, status)
+        rerun(diagnosis, module, command, options, ran.seconds, keeper)
+    return _finish(ran.examiner, options, ran.status, keeper)
 
 
 def _wants_rerun(diagnosis: Diagnosis, options: RunOptions) -> bool:
@@ -218,9 +249,8 @@ def _flush() -> None:
             continue
 
 
-def _finish(examiner: Any, options: RunOptions, status: int | None) -> int:
-    diagnosis: Diagnosis = examiner.diagnosis
-    watch = examiner.watch
+def _finish(examiner: Examiner, options: RunOptions, status: int | None, keeper: Keeper | None) -> int:
+    diagnosis, watch = examiner.diagnosis, examiner.watch
     if watch.scaler_skips:
         diagnosis.notes.append(f"GradScaler skipped {watch.scaler_skips} steps while it looked for its scale; that is normal")
     if examiner.unexamined:
@@ -231,6 +261,8 @@ def _finish(examiner: Any, options: RunOptions, status: int | None) -> int:
         print(render(diagnosis, color=sys.stderr.isatty()), file=sys.stderr)
         if options.json is not None:
             print(f"report written to {options.json}", file=sys.stderr)
+        if keeper is not None and keeper.written:
+            print("\n" + "\n".join(keeper.summary()), file=sys.stderr)
     elif diagnosis.notes and watch.steps and not watch.scaler_skips:
         print("\n".join(f"nanopsy: {note}" for note in diagnosis.notes), file=sys.stderr)
     elif watch.steps == 0 and status == 0:

@@ -142,6 +142,17 @@ class State:
         """Copies of all buffers as they are, for :meth:`put_buffers`."""
         return [(buffer.tensor, buffer.tensor.detach().clone()) for buffer in self._buffers if buffer.shadow is not None]
 
+    def shadows(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each buffer with its copy of the top of the round; buffers that no round has changed have none."""
+        return [(buffer.tensor, buffer.shadow) for buffer in self._buffers if buffer.shadow is not None]
+
+    def forget_buffers(self) -> None:
+        """Take what the buffers hold now for the state of the round's top: somebody has put it there on purpose."""
+        with torch.no_grad():
+            for buffer in self._buffers:
+                if buffer.shadow is not None:
+                    buffer.shadow.copy_(buffer.tensor)
+
     @staticmethod
     def put_buffers(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         with torch.no_grad():

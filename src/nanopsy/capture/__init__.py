@@ -1,0 +1,1 @@
+"""From a kept recording and living objects to a capsule, and from a capsule back into a run."""
