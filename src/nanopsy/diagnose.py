@@ -71,7 +71,7 @@ class Evidence:
         if examiner.rounds:
             last = examiner.rounds[-1]
             _name_tensors(last.item, "batch", batch, 3)
-            draws = [draw.item for draw in examiner.loops.draws if draw.number >= last.drawn]
+            draws = [draw.item for draw in examiner.loops.draws if draw.number >= last.drawn and draw.depth == last.depth]
             for number, drawn in enumerate(draws):
                 _name_tensors(drawn, "batch" if len(draws) == 1 else f"next[{number}]", batch, 3)
         variables: dict[int, str] = {}

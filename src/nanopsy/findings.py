@@ -93,8 +93,8 @@ class Location:
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Location:
         """The location that :meth:`to_dict` wrote."""
-        numbers = [_number(entry[key]) for key in ("line", "column", "end_line", "end_column")]
-        return cls(harmless(entry["file"]), *numbers, cell=_number(entry.get("cell", 0)))
+        line, column, end_line, end_column = (_number(entry[key]) for key in ("line", "column", "end_line", "end_column"))
+        return cls(harmless(entry["file"]), line, column, end_line, end_column, cell=_number(entry.get("cell", 0)))
 
     def __str__(self) -> str:
         cell = f"cell {self.cell}:" if self.cell else ""

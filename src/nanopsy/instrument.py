@@ -57,6 +57,22 @@ _TRAINED = tuple(os.path.join(os.path.realpath(_PACKAGE), "depth", name) for nam
 """Code of ours that trains networks: watched like anybody's."""
 
 
+_LOOPS = (
+    "transformers/trainer.py",
+    "lightning/pytorch/loops/",
+    "pytorch_lightning/loops/",
+    "ignite/engine/engine.py",
+)
+"""Modules of installed frameworks whose loops train the user's network: their loops are rewound, their lines are nobody's fault."""
+
+
+@lru_cache(maxsize=4096)
+def holds_training_loop(filename: str) -> bool:
+    """Whether a file is the part of an installed framework that loops over batches."""
+    path = filename.replace(os.sep, "/")
+    return any(f"/{part}" in path and path.endswith(".py") for part in _LOOPS)
+
+
 @lru_cache(maxsize=4096)
 def is_user_file(filename: str) -> bool:
     """Whether a file is the user's own code: not the standard library, not installed, not nanopsy (but for the networks that it trains itself)."""
@@ -229,7 +245,7 @@ class UserFinder(importlib.abc.MetaPathFinder):
             spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
             if spec is None:
                 continue
-            if type(spec.loader) is importlib.machinery.SourceFileLoader and spec.origin and is_user_file(spec.origin):
+            if type(spec.loader) is importlib.machinery.SourceFileLoader and spec.origin and (is_user_file(spec.origin) or holds_training_loop(spec.origin)):
                 spec.loader = UserLoader(spec.loader.name, spec.loader.path)
             return spec
         return None

@@ -25,7 +25,7 @@ _SLOW = 0.002
 """Seconds a round must last before an undecided loop is worth a snapshot."""
 _IDLE_ROUNDS = 64
 _MOST_ROUNDS = 64
-_MOST_DRAWS = 64
+_MOST_DRAWS = 256
 _MOST_STEPS = 256
 
 
@@ -74,6 +74,8 @@ class Round:
     """How many ``next(…)`` had been drawn when the round began."""
     backwards: int = 0
     number: int = 0
+    depth: int = 0
+    """How many ``next(…)`` were under way when the round began: a framework's loop may itself be a generator that is drawn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Draw:
     number: int
     item: Any
     random: RandomStates
+    depth: int = 0
 
 
 class Live:
@@ -145,7 +148,7 @@ class Live:
         if place.trains and not self.window:
             self.loops.draws.clear()
         drawn = self.loops.drawn
-        self.round = Round(item, snapshot, kept, sequence_number(), self.loops.steps, drawn, number=self.passed)
+        self.round = Round(item, snapshot, kept, sequence_number(), self.loops.steps, drawn, number=self.passed, depth=self.loops.drawing)
 
     def rounds(self) -> list[Round]:
         """The rounds since the last optimizer step, oldest first; empty if one cannot be run again."""
@@ -180,7 +183,8 @@ class Replaying:
             loops.state.restore(again.snapshot, buffers=replaying.position == 0)
             if replaying.position == 0 and again.frame is not None:
                 again.frame.restore(frame)
-            loops.queue = [draw for draw in loops.draws if draw.number >= again.drawn]
+            loops.queue = [draw for draw in loops.draws if draw.number >= again.drawn and draw.depth == again.depth]
+            loops.replayed_depth = again.depth
             replaying.position += 1
             if replaying.body is None:
                 return again
@@ -220,7 +224,9 @@ class Loops:
         self.draws: deque[Draw] = deque(maxlen=_MOST_DRAWS)
         """What ``next(…)`` gave since the training round began."""
         self.drawn = 0
-        self._drawing = 0
+        self.drawing = 0
+        """How many ``next(…)`` are under way, one inside the other."""
+        self.replayed_depth = 0
         self.queue: list[Draw] = []
         self.replaying: Replaying | None = None
         self.controller: Controller | None = None
@@ -311,17 +317,17 @@ class Loops:
         """``next(iterator)``: given again, in order, when its round is run again."""
         if not self.active or threading.get_ident() != self.thread:
             return next(iterator, *default)
-        if self.replaying is not None and self.queue and not self._drawing:
+        if self.replaying is not None and self.queue and self.drawing == self.replayed_depth:
             again = self.queue.pop(0)
             again.random.restore()
             return again.item
-        self._drawing += 1
+        self.drawing += 1
         try:
             item = next(iterator, *default)
         finally:
-            self._drawing -= 1
-        if self.replaying is None and not self._drawing:
-            self.draws.append(Draw(self.drawn, item, RandomStates.now()))
+            self.drawing -= 1
+        if self.replaying is None:
+            self.draws.append(Draw(self.drawn, item, RandomStates.now(), self.drawing))
             self.drawn += 1
         return item
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nanopsy.instrument import is_user_file
+from nanopsy.instrument import holds_training_loop, is_user_file
 from nanopsy.registry import Registry
 
 _SMALL = 1 << 20
@@ -248,6 +248,30 @@ def _without_graph(value: Any) -> Any:
     return value
 
 
+_COUNTERS = (int, float, bool, str, type(None))
+_MOST_OWNERS = 64
+
+
+def _progress(owner: Any) -> list[Any]:
+    """The objects in which a framework's loop counts its progress: itself and what hangs on it, of the same package, three levels down."""
+    package = type(owner).__module__.split(".")[0]
+    found: list[Any] = []
+    level = [owner]
+    for _ in range(4):
+        beyond: list[Any] = []
+        for thing in level:
+            if len(found) >= _MOST_OWNERS or any(thing is known for known in found):
+                continue
+            found.append(thing)
+            for entry in vars(thing).values():
+                kind = type(entry)
+                if kind.__module__.split(".")[0] == package and hasattr(entry, "__dict__") and kind.__name__ != "Trainer":
+                    if not isinstance(entry, (torch.nn.Module, type, FunctionType, MethodType)):
+                        beyond.append(entry)
+        level = beyond
+    return found
+
+
 @dataclass(slots=True)
 class FrameState:
     """The loop's local names, and what hangs on them: plain attributes of the user's own objects, lengths of lists, random generators."""
@@ -284,6 +308,8 @@ class FrameState:
                         if state is not None:
                             generators.append((entry, state))
                 attributes.append((value, kept))
+        if holds_training_loop(frame.f_code.co_filename):
+            attributes += [(owner, {k: v for k, v in vars(owner).items() if type(v) in _COUNTERS}) for owner in _progress(frame.f_locals.get("self"))]
         return cls(names, attributes, lengths, generators)
 
     def restore(self, frame: FrameType) -> None:

@@ -57,14 +57,16 @@ def cut(evidence: Evidence, findings: list[Finding]) -> Cut | None:
     """Cut the chain of the first finding out of the recording; None when there is no finding."""
     if not findings:
         return None
-    ancestry = _ancestry(evidence, findings[0])
+    ancestry = next(filter(None, (_ancestry(evidence, finding) for finding in findings)), None)
+    if ancestry is None and findings[0].evidence.get("came") == "batch":
+        ancestry = next((evidence.story.ancestry(*sink) for sink in sinks(evidence)), None)
     images: list[tuple[str, torch.Tensor]] = []
     chosen: Slice | None = None
     if ancestry is not None:
         for candidate in Slicer(evidence.story).slices(ancestry):
             if not images:
                 images = [(it.what or it.name, candidate.values[it.name]) for it in candidate.chain.constants]
-            if candidate.fails() and len(candidate.chain.steps) + len(candidate.chain.constants) + 12 <= MOST_LINES:
+            if _fails_alike(candidate, ancestry) and len(candidate.chain.steps) + len(candidate.chain.constants) + 12 <= MOST_LINES:
                 chosen = Shrinker(candidate).shrink().counted()
                 break
         for node in ancestry.chain[-1:]:
@@ -72,6 +74,17 @@ def cut(evidence: Evidence, findings: list[Finding]) -> Cut | None:
             if kept is not None:
                 images.append((f"result of {node.op.name}", kept))
     return Cut(chosen, tuple(images), findings[0])
+
+
+def _fails_alike(candidate: Slice, ancestry: Ancestry) -> bool:
+    """Whether a slice comes to the kind of bad value that the step came to: NaN, or an infinity."""
+    node = ancestry.nan_birth or ancestry.birth
+    try:
+        result = candidate.result()
+    except Exception:
+        return False
+    nan = any(bool(value.isnan().any()) for value in result.values.values())
+    return bool(result.bad) and (node is None or nan == math.isnan(node.value))
 
 
 def _ancestry(evidence: Evidence, finding: Finding) -> Ancestry | None:

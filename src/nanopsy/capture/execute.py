@@ -103,7 +103,8 @@ def numbers(tensor: torch.Tensor) -> Numbers:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().contiguous().reshape(-1)
+    """The bits of a tensor, in the order of its elements."""
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 

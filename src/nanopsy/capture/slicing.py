@@ -108,8 +108,10 @@ class Slicer:
     def _core(self, ancestry: Ancestry) -> list[TracedOp]:
         """The operators from the one where NaN appeared (if the birth was an infinity) back to the birth; all forward or all backward."""
         chain = ancestry.chain
-        if not chain or ancestry.constant is not None:
+        if not chain or (ancestry.constant is not None and ancestry.nan_birth is None):
             return []
+        if ancestry.constant is not None and ancestry.nan_birth is not None:
+            return [ancestry.nan_birth.op]
         first = chain[-1].op
         nodes = [first]
         if ancestry.nan_birth is not None and len(chain) > 1:

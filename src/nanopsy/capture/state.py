@@ -116,7 +116,7 @@ def keep(examiner: Examiner) -> Kept:
     rounds = []
     for number, it in enumerate(examiner.rounds):
         assert it.snapshot is not None
-        draws = [draw for draw in loops.draws if draw.number >= it.drawn]
+        draws = [draw for draw in loops.draws if draw.number >= it.drawn and draw.depth == it.depth]
         rounds.append({
             "item": packed(it.item, f"batch{number}", tensors),
             "random": packed_random(it.snapshot.random, f"random{number}", tensors),
@@ -222,10 +222,10 @@ def put_rounds(kept: Kept, loops: Loops, rounds: list[Round], device: torch.devi
             states_ = [kept.tensors[f"generators{number}.{index}"] for index in range(entry["generators"])]
             others = [pair for pair in frame.generators if not isinstance(pair[1], torch.Tensor)]
             frame = type(frame)(frame.names, frame.attributes, frame.lengths, [*others, *((pair[0], state) for pair, state in zip(own, states_, strict=False))])
-        found.append(Round(item, put, frame, template.sequence, template.steps, loops.drawn, template.backwards, template.number))
+        found.append(Round(item, put, frame, template.sequence, template.steps, loops.drawn, template.backwards, template.number, template.depth))
         for index, drawn in enumerate(entry["draws"]):
             after = unpacked_random(entry["draws_random"][index], f"draw{number}.{index}", kept.tensors)
-            loops.draws.append(Draw(loops.drawn, unpacked(drawn, kept.tensors, device), after))
+            loops.draws.append(Draw(loops.drawn, unpacked(drawn, kept.tensors, device), after, template.depth))
             loops.drawn += 1
     return found
 

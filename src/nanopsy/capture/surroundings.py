@@ -70,6 +70,7 @@ def shown(file: str) -> str:
 def source_lines(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """The lines around every place that the findings point to, in windows that do not overlap."""
     wanted: dict[str, set[int]] = {}
+    found: list[dict[str, Any]] = []
     for place in _places(diagnosis):
         source = load_source(place.file)
         if source is None:
@@ -77,7 +78,6 @@ def source_lines(diagnosis: Diagnosis) -> list[dict[str, Any]]:
         last = len(source.text.splitlines())
         lines = range(max(1, place.line - _AROUND), min(last, (place.end_line or place.line) + _AROUND) + 1)
         wanted.setdefault(place.file, set()).update(lines)
-    found = []
     for file, numbers in wanted.items():
         source = load_source(file)
         text = source.text.splitlines() if source is not None else []
@@ -105,7 +105,7 @@ def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 def pictures(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[dict[str, Any]]:
     """Small grey or colour pictures of image-like tensors, with the places of bad, zero and selected elements."""
-    found = []
+    found: list[dict[str, Any]] = []
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for name, tensor in tensors:
         key = (name, tuple(tensor.shape))
