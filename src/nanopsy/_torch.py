@@ -13,9 +13,13 @@ __all__ = [
     "LoaderIterator",
     "Optimizer",
     "autograd_node",
+    "control_group",
+    "default_store",
     "foreach_norm",
     "is_transformed",
+    "local",
     "node_sequence",
+    "pause_gradient_sync",
     "register_optimizer_step_post_hook",
     "register_optimizer_step_pre_hook",
     "schema_aliases",
@@ -60,7 +64,7 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of the memory of a tensor; unique while a pin of it is held. Zero when it has none."""
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return int(local(tensor).untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return 0
 
@@ -92,3 +96,37 @@ def schema_aliases(func: Any) -> tuple[str, ...]:
         alias = returned.alias_info
         kinds.append("fresh" if alias is None else "write" if alias.is_write else "view")
     return tuple(kinds)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a sharded tensor (DTensor) that lies on this rank; any other tensor as it is. Never communicates."""
+    shard = getattr(tensor, "_local_tensor", None)
+    return shard if isinstance(shard, torch.Tensor) else tensor
+
+
+def default_store() -> Any:
+    """The key-value store through which the ranks of a training found each other."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+def control_group(store: Any, rank: int, world: int, seconds: float) -> Any:
+    """A gloo group of all ranks that torch's own bookkeeping of groups does not see."""
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroupGloo
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    return ProcessGroupGloo(PrefixStore("nanopsy/control", store), rank, world, timedelta(seconds=seconds))
+
+
+def pause_gradient_sync(module: torch.nn.Module) -> Callable[[], None]:
+    """Let a DistributedDataParallel keep gradients to its rank (and not broadcast buffers) until the function returned is called."""
+    before = module.require_backward_grad_sync, module.require_forward_param_sync
+    module.require_backward_grad_sync = module.require_forward_param_sync = False  # type: ignore[assignment]
+
+    def resume() -> None:
+        module.require_backward_grad_sync, module.require_forward_param_sync = before
+
+    return resume

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nanopsy._torch import Optimizer, storage_key
+from nanopsy._torch import Optimizer, local, storage_key
 from nanopsy.birth import BirthReader, bad_index
 from nanopsy.causes import load
 from nanopsy.findings import Finding
@@ -90,7 +90,7 @@ class Evidence:
         modules = registry.module_names()
         objects = {id(module): module for module in list(registry.modules)}
         optimizers = [(optimizer, optimizer_facts(examiner, optimizer)) for optimizer in list(registry.optimizers)]
-        bad = [(names.get(storage_key(p), "?"), p) for p in registry.parameters() if not bool(torch.isfinite(p.detach()).all())]
+        bad = [(names.get(storage_key(p), "?"), local(p)) for p in registry.parameters() if not bool(torch.isfinite(local(p.detach())).all())]
         return cls(
             fault,
             replay,
@@ -145,7 +145,7 @@ def read_history(examiner: Examiner, replay: Replay) -> History:
     losses = [facts.loss for facts in ring]
     norms = [facts.gradient_norm for facts in ring]
     weights = list(examiner.watch.weights)
-    trainable = [p.detach() for p in examiner.registry.parameters() if p.is_floating_point() and p.numel() and p.layout is torch.strided]
+    trainable = [it for it in (local(p.detach()) for p in examiner.registry.parameters()) if it.is_floating_point() and it.numel() and it.layout is torch.strided]
     finite = [p for p in trainable if bool(torch.isfinite(p).all())]
     now = total_norm(finite)[0] if finite else math.nan
     weights.append((examiner.watch.steps, now))
@@ -187,9 +187,9 @@ def optimizer_facts(examiner: Examiner, optimizer: Optimizer) -> OptimizerFacts:
     for parameter in parameters:
         second = optimizer.state.get(parameter, {}).get("exp_avg_sq", optimizer.state.get(parameter, {}).get("square_avg"))
         if isinstance(second, torch.Tensor) and second.shape == parameter.shape:
-            bad = ~torch.isfinite(parameter.detach())
+            bad = ~torch.isfinite(local(parameter.detach()))
             if bool(bad.any()):
-                zero = zero or bool((second[bad] == 0).any())
+                zero = zero or bool((local(second)[bad] == 0).any())
     lr = group.get("lr", math.nan)
     return OptimizerFacts(type(optimizer).__name__, float(lr), float(eps) if isinstance(eps, (int, float)) else None, dtype,
                           examiner.registry.optimizer_site(optimizer), lost, zero, examiner.watch.steps_of.get(id(optimizer), 0))  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nanopsy._torch import Optimizer
+from nanopsy._torch import Optimizer, local, storage_key
 from nanopsy.findings import Diagnosis, Incident, What
 from nanopsy.plan import Plan
 from nanopsy.refetch import FETCHES
@@ -40,6 +40,8 @@ class Examiner:
         self.watch = Watch(self)
         self.diagnosis = Diagnosis()
         self.keeper: Keeper | None = None
+        self.keeps = True
+        """Whether this process writes the capsule: of several ranks, one does."""
         self.mode = "watch"
         self.fault: Fault | None = None
         self.live: Live | None = None
@@ -134,6 +136,9 @@ class Examiner:
         elif self.mode == "replay" and self._closure is not None and self._closure[0] is optimizer:
             self._end(reached=True)
             raise Rewind(self.target())
+
+    def step_skipped(self, optimizer: Optimizer, frame: FrameType) -> None:
+        """A GradScaler skipped the step; a bad loss was seen before."""
 
     def scale_collapsed(self, optimizer: Optimizer, text: str, frame: FrameType) -> None:
         if self.mode == "watch" and self._opened < MOST_AUTOPSIES:
@@ -239,8 +244,6 @@ class Examiner:
         self._opened += 1
         parameters = list(self.registry.parameters())
         self.names = self.registry.names()
-        from nanopsy._torch import storage_key
-
         bad_parameters = tuple(self.names.get(storage_key(p), "?") for p in parameters if bad_elements(p))
         sites = user_frames(frame, most=1)
         losses = [self.watch.unscaled(root) for root in roots]
@@ -263,8 +266,7 @@ class Examiner:
             return
         live = self._choose_loop(frame, roots)
         if live is None:
-            incident = Plan(self).without_replay(self.fault)
-            self._conclude(incident)
+            self._conclude(self._without_loop(self.fault))
             if self.policy.on_incident == "skip" and optimizer is not None:
                 _clear(optimizer_parameters(optimizer))
             return
@@ -272,9 +274,20 @@ class Examiner:
         first = self.rounds[0]
         self._stepped = self.loops.steps_since(first)
         self._buffers = self.loops.state.buffers_now()
-        self._plan = Plan(self).steps(self.fault)
-        self._launch(next(self._plan))
+        self._plan = self._plan_for(self.fault)
+        try:
+            request = next(self._plan)
+        except StopIteration as finished:
+            self._conclude(finished.value)
+            return
+        self._launch(request)
         raise Rewind(live)
+
+    def _plan_for(self, fault: Fault) -> Generator[Request, Replay, Incident]:
+        return Plan(self).steps(fault)
+
+    def _without_loop(self, fault: Fault) -> Incident:
+        return Plan(self).without_replay(fault)
 
     def _choose_loop(self, frame: FrameType, roots: list[torch.Tensor]) -> Live | None:
         """The innermost live loop whose round began before this loss was computed."""
@@ -366,8 +379,6 @@ class Examiner:
             self._request.trace.recording.roots = [self._request.trace.ref(root) for root in roots]
 
     def _note_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
-        from nanopsy._torch import storage_key
-
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is None or any(parameter is known for _, known in self._replay.bad_gradients):
@@ -376,7 +387,7 @@ class Examiner:
                 self._replay.bad_gradients.append((self.names.get(storage_key(parameter), "?"), parameter))
                 if self._request.trace is not None and gradient.layout is torch.strided:
                     self._replay.gradient_sinks.append(self._request.trace.ref(gradient))
-                    self._replay.gradient_tensors.append(gradient.detach().clone())
+                    self._replay.gradient_tensors.append(local(gradient.detach()).clone())
 
     def _mute(self) -> None:
         self._unmute()
@@ -401,17 +412,14 @@ class Examiner:
         if self.registry.compiled:
             torch.compiler.set_stance("default")
         self.seconds += time.monotonic() - self._began
-        if self.fault is not None:
-            incident.loss_bits = [part.hex() for part in self.fault.losses]
-        incident.history = [{"step": f.step, "loss": f.loss, "gradient_norm": f.gradient_norm} for f in list(self.watch.ring)[-8:]]
-        incident.batch = self._batch()
+        self.complete(incident)
         for known in self.diagnosis.incidents:
             if known.key == incident.key:
                 known.count += 1
                 break
         else:
             self.diagnosis.incidents.append(incident)
-            if self.keeper is not None:
+            if self.keeper is not None and self.keeps:
                 self.keeper.concluded(self, incident)
         self.watch.recording = True
         self.watch.pending.clear()
@@ -427,6 +435,15 @@ class Examiner:
         self.mode = "pass"
         self._to_suppress = Counter(self._stepped)
         self.loops.replaying = Replaying(self.live, self.rounds, self._body_ended)
+
+    def complete(self, incident: Incident) -> None:
+        """Add what the watch knows of the step: its losses, its batch, the steps before it. An incident that another rank completed stays as it is."""
+        if incident.history or incident.batch:
+            return
+        if self.fault is not None:
+            incident.loss_bits = [part.hex() for part in self.fault.losses]
+        incident.history = [{"step": f.step, "loss": f.loss, "gradient_norm": f.gradient_norm} for f in list(self.watch.ring)[-8:]]
+        incident.batch = self._batch()
 
     def _batch(self) -> dict[str, object]:
         """Which batch of its loop the step was, and which samples of the dataset it consisted of, where a DataLoader says so."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from nanopsy._torch import Optimizer
+from nanopsy._torch import Optimizer, local
 from nanopsy.findings import Finding, Incident, What
 from nanopsy.registry import Site
 from nanopsy.trace import Recording, Ref, Trace
@@ -95,5 +95,5 @@ class Replay:
 
 def raw(tensor: torch.Tensor) -> bytes:
     """The bits of a tensor."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    flat = local(tensor.detach()).to("cpu").contiguous().reshape(-1)
     return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""

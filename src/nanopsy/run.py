@@ -27,6 +27,7 @@ from nanopsy.capture.keeper import Keeper
 from nanopsy.errors import EXIT_FINDINGS, NanopsyError
 from nanopsy.examiner import MOST_AUTOPSIES, Examiner
 from nanopsy.findings import Diagnosis, Outcome, made_earlier
+from nanopsy.joint import JointExaminer
 from nanopsy.instrument import NAME, UserFinder, UserLoader, compile_user
 from nanopsy.refetch import FETCHES
 from nanopsy.replay import Policy
@@ -196,7 +197,8 @@ def run(module: str | None, command: list[str], options: RunOptions) -> int:
 
             examiner: Examiner = Armed(loops, registry.REGISTRY, options.armed)
         else:
-            examiner = Examiner(loops, registry.REGISTRY, Policy(options.on_incident, options.mute, options.verify))
+            examiner = joint = JointExaminer(loops, registry.REGISTRY, Policy(options.on_incident, options.mute, options.verify))
+            joint.report_lost = lambda: _report(joint, options)
         examiner.keeper = keeper
         return examiner
 
@@ -211,6 +213,8 @@ def run(module: str | None, command: list[str], options: RunOptions) -> int:
 
 def _wants_rerun(diagnosis: Diagnosis, options: RunOptions) -> bool:
     if options.rerun == "never" or not diagnosis.incidents:
+        return False
+    if any(incident.rank is not None for incident in diagnosis.incidents):
         return False
     return options.rerun == "always" or any(incident.outcome is not Outcome.REPRODUCED or made_earlier(incident) for incident in diagnosis.incidents)
 
@@ -255,18 +259,34 @@ def _finish(examiner: Examiner, options: RunOptions, status: int | None, keeper:
         diagnosis.notes.append(f"GradScaler skipped {watch.scaler_skips} steps while it looked for its scale; that is normal")
     if examiner.unexamined:
         diagnosis.notes.append(f"{examiner.unexamined} further bad steps were not examined: a run opens {MOST_AUTOPSIES} at most")
+    if _speaks(examiner):
+        _report(examiner, options)
+        if not diagnosis.incidents:
+            if diagnosis.notes and watch.steps and not watch.scaler_skips:
+                print("\n".join(f"nanopsy: {note}" for note in diagnosis.notes), file=sys.stderr)
+            elif watch.steps == 0 and status == 0:
+                print("nanopsy: the script never took an optimizer step, so there was nothing to watch", file=sys.stderr)
+    if diagnosis.incidents and keeper is not None and keeper.written:
+        print("\n" + "\n".join(keeper.summary()), file=sys.stderr)
+    if status is None and isinstance(examiner, JointExaminer):
+        _flush()
+        examiner.wait_for_report()
+    return EXIT_FINDINGS if status is None else status
+
+
+def _speaks(examiner: Examiner) -> bool:
+    """Of several ranks one reports: the first, unless an incident was another's alone."""
+    if isinstance(examiner, JointExaminer) and examiner.diagnosis.incidents:
+        return examiner.speaks
+    return os.environ.get("RANK", "0") == "0" or not examiner.watch.steps
+
+
+def _report(examiner: Examiner, options: RunOptions) -> None:
+    """The incidents, as JSON where that was asked for, and as text."""
+    diagnosis = examiner.diagnosis
     if options.json is not None:
         write_json(diagnosis, options.json)
     if diagnosis.incidents:
         print(render(diagnosis, color=sys.stderr.isatty()), file=sys.stderr)
         if options.json is not None:
             print(f"report written to {options.json}", file=sys.stderr)
-        if keeper is not None and keeper.written:
-            print("\n" + "\n".join(keeper.summary()), file=sys.stderr)
-    elif diagnosis.notes and watch.steps and not watch.scaler_skips:
-        print("\n".join(f"nanopsy: {note}" for note in diagnosis.notes), file=sys.stderr)
-    elif watch.steps == 0 and status == 0:
-        print("nanopsy: the script never took an optimizer step, so there was nothing to watch", file=sys.stderr)
-    if status is None:
-        return EXIT_FINDINGS
-    return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -23,6 +24,17 @@ def suspects(frames: Sequence[FrameType], *, exact: bool) -> list[torch.Tensor]:
                 if bad_elements(tensor) and not any(tensor is known for known in found):
                     found.append(tensor)
     return found
+
+
+def bad_scalars(frames: Sequence[FrameType]) -> bool:
+    """Whether a local name of frames holds a bad number without a history: a loss that was averaged over ranks, or taken out of its tensor."""
+    for frame in frames:
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, float) and not math.isfinite(value):
+                return True
+            if isinstance(value, torch.Tensor) and value.numel() == 1 and value.grad_fn is None and bad_elements(value):
+                return True
+    return False
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:

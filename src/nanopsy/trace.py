@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanopsy._torch import autograd_node, node_sequence, schema_aliases, sequence_number, storage_key, storage_pin
+from nanopsy._torch import autograd_node, local, node_sequence, schema_aliases, sequence_number, storage_key, storage_pin
 from nanopsy.registry import Site, user_frames
 
 FACTORIES = frozenset({"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted", "resize_", "set_"})
@@ -167,6 +167,7 @@ class Recording:
 
 def _bad(tensor: torch.Tensor) -> bool:
     """One reduction; looked at again exactly only when that is not finite."""
+    tensor = local(tensor)
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.layout is not torch.strided or tensor.device.type == "meta":
@@ -220,7 +221,8 @@ class Trace(TorchDispatchMode):
         return self.recording
 
     def ref(self, tensor: torch.Tensor, argument: str = "") -> Ref:
-        """How the trace knows a tensor now."""
+        """How the trace knows a tensor now; of a sharded one, the part that lies here."""
+        tensor = local(tensor)
         if tensor.layout is not torch.strided:
             return Ref(0, 0, tuple(tensor.shape), (0,) * tensor.dim(), tensor.dtype, 0, argument)
         key = storage_key(tensor)
@@ -334,7 +336,7 @@ def _per_output(aliases: tuple[str, ...], count: int) -> list[str]:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
+    tensor = local(tensor.detach())
     return tensor.clone() if tensor.layout is torch.strided else tensor.to_dense()
 
 

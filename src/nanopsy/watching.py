@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from nanopsy._torch import Optimizer, foreach_norm, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from nanopsy._torch import Optimizer, foreach_norm, local, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 RING = 64
 """How many recent steps are remembered."""
@@ -50,12 +50,13 @@ class Listener(Protocol):
     def closure_begins(self, optimizer: Optimizer, frame: FrameType) -> None: ...
     def before_step(self, optimizer: Optimizer, frame: FrameType, *, closure: bool = False) -> None: ...
     def after_step(self, optimizer: Optimizer) -> None: ...
+    def step_skipped(self, optimizer: Optimizer, frame: FrameType) -> None: ...
     def scale_collapsed(self, optimizer: Optimizer, text: str, frame: FrameType) -> None: ...
 
 
 def bad_elements(tensor: torch.Tensor) -> bool:
     """Whether a tensor holds NaN or inf; exact, whatever its magnitude."""
-    tensor = tensor.detach()
+    tensor = local(tensor.detach())
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
@@ -67,10 +68,11 @@ def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The dense gradients (values of sparse ones) of parameters that have one."""
     found = []
     for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None or gradient.numel() == 0:
+        if parameter.grad is None:
             continue
-        gradient = gradient.detach()
+        gradient = local(parameter.grad.detach())
+        if gradient.numel() == 0:
+            continue
         found.append(gradient.coalesce().values() if gradient.is_sparse else gradient)
     return found
 
@@ -204,6 +206,7 @@ class Watch:
                 return result
             self.scaler_skips += 1
             self.scaler_skips_in_a_row += 1
+            self.listener.step_skipped(optimizer, sys._getframe(1))
             self.pending.clear()
             self.listener.after_step(optimizer)
             current = scaler.get_scale()
@@ -249,7 +252,7 @@ class Watch:
         weight_norm = None
         if self.steps & (self.steps - 1) == 0:
             with torch.no_grad():
-                weight_norm, _ = total_norm([p.detach() for p in optimizer_parameters(optimizer) if p.is_floating_point() and p.numel()])
+                weight_norm, _ = total_norm([local(p.detach()) for p in optimizer_parameters(optimizer) if p.is_floating_point() and local(p).numel()])
             self.weights.append((self.steps, weight_norm))
         lr = optimizer.param_groups[0].get("lr", math.nan) if optimizer.param_groups else math.nan
         self.ring.append(StepFacts(self.steps - 1, self.last_loss, self.last_norm, float(lr), weight_norm))
@@ -271,6 +274,10 @@ class Watch:
                 return bad_loss, bad_gradient
         finally:
             self._busy = False
+
+    def pending_losses_bad(self) -> bool:
+        """Whether a loss since the last step is bad, wherever it lies."""
+        return any(bad_elements(self.unscaled(root)) for roots in self.pending for root in roots)
 
     def host_losses_bad(self, roots: Sequence[torch.Tensor]) -> bool:
         """Whether a loss that already lies in host memory is bad; device losses wait for the step."""

@@ -81,6 +81,9 @@ def render(diagnosis: Diagnosis, *, color: bool = False) -> str:
         lines.append(
             paint(_BOLD, f"nanopsy: non-finite {incident.what} at step {incident.step}") + (f", seen {incident.count} times" if incident.count > 1 else "")
         )
+        if incident.rank is not None:
+            batch = f", batch {incident.batch['number']} of its loop" if "number" in incident.batch else ""
+            lines.append(f"  born on rank {incident.rank}{batch}")
         if incident.outcome is Outcome.REPRODUCED:
             lines.append(f"  reproduced: {incident.detail}")
         else:
