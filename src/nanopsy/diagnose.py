@@ -54,6 +54,8 @@ class Evidence:
     bad_weights: Sequence[tuple[str, torch.Tensor]]
     made: dict[int, Made] = field(default_factory=dict)
     births: dict[str, Birth] = field(default_factory=dict)
+    items: Sequence[Any] = ()
+    """What the loop gave for this step: its item, and what was drawn by ``next``."""
 
     @classmethod
     def gather(cls, examiner: Examiner, fault: Fault, replay: Replay) -> Evidence:
@@ -68,10 +70,10 @@ class Evidence:
         for key in parameters:
             names.setdefault(key, "a parameter")
         batch: dict[int, str] = {}
-        if examiner.rounds:
-            last = examiner.rounds[-1]
-            _name_tensors(last.item, "batch", batch, 3)
-            draws = [draw.item for draw in examiner.loops.draws if draw.number >= last.drawn and draw.depth == last.depth]
+        items = examiner.items()
+        if items:
+            _name_tensors(items[0], "batch", batch, 3)
+            draws = items[1:]
             for number, drawn in enumerate(draws):
                 _name_tensors(drawn, "batch" if len(draws) == 1 else f"next[{number}]", batch, 3)
         variables: dict[int, str] = {}
@@ -100,6 +102,7 @@ class Evidence:
             optimizers,
             bad,
             made,
+            items=items,
         )
 
     def birth_of(self, finding: Finding) -> Birth | None:

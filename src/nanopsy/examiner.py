@@ -20,6 +20,7 @@ import torch
 
 from nanopsy._torch import Optimizer, local, storage_key
 from nanopsy.findings import Diagnosis, Incident, What
+from nanopsy.instrument import holds_training_loop
 from nanopsy.plan import Plan
 from nanopsy.refetch import FETCHES
 from nanopsy.registry import Registry, user_frames
@@ -321,13 +322,7 @@ class Examiner:
         self.watch.recording = False
         self.watch.pending.clear()
         _clear(list(self.registry.parameters()))
-        if self._closure is not None:
-            optimizer, values, state = self._closure
-            with torch.no_grad():
-                for parameter, value in zip(optimizer_parameters(optimizer), values, strict=True):
-                    parameter.copy_(value)
-            optimizer.state.clear()
-            optimizer.state.update({key: {k: _copy(v) for k, v in entry.items()} for key, entry in state.items()})
+        self._undo_closure()
         self.loops.replaying = Replaying(self.live, self.rounds, self._body_ended)
         self._mute()
         if self.registry.compiled:
@@ -337,6 +332,17 @@ class Examiner:
             self.loops.replaying.body = request.patch.body
         if request.trace is not None:
             request.trace.start()
+
+    def _undo_closure(self) -> None:
+        """An optimizer with a closure moves weights inside ``step``: put them, and its state, back to where the step began."""
+        if self._closure is None:
+            return
+        optimizer, values, state = self._closure
+        with torch.no_grad():
+            for parameter, value in zip(optimizer_parameters(optimizer), values, strict=True):
+                parameter.copy_(value)
+        optimizer.state.clear()
+        optimizer.state.update({key: {k: _copy(v) for k, v in entry.items()} for key, entry in state.items()})
 
     def _body_ended(self) -> None:
         self.body_ended(self.target())
@@ -412,6 +418,7 @@ class Examiner:
         if self.registry.compiled:
             torch.compiler.set_stance("default")
         self.seconds += time.monotonic() - self._began
+        self._undo_closure()
         self.complete(incident)
         for known in self.diagnosis.incidents:
             if known.key == incident.key:
@@ -445,13 +452,23 @@ class Examiner:
         incident.history = [{"step": f.step, "loss": f.loss, "gradient_norm": f.gradient_norm} for f in list(self.watch.ring)[-8:]]
         incident.batch = self._batch()
 
+    def items(self) -> list[Any]:
+        """What the loop gave for the failing step: its item, and what was drawn by ``next`` meanwhile."""
+        if not self.rounds:
+            return []
+        last = self.rounds[-1]
+        return [last.item, *(draw.item for draw in self.loops.draws if draw.number >= last.drawn and draw.depth == last.depth)]
+
     def _batch(self) -> dict[str, object]:
         """Which batch of its loop the step was, and which samples of the dataset it consisted of, where a DataLoader says so."""
         if not self.rounds:
             return {}
-        batch: dict[str, object] = {"number": self.rounds[-1].number - 1}
-        if FETCHES.last is not None and isinstance(FETCHES.last[1], (list, tuple)) and all(isinstance(it, int) for it in FETCHES.last[1]):
-            batch["samples"] = list(FETCHES.last[1])[:256]
+        batch: dict[str, object] = {}
+        if self.live is not None and not holds_training_loop(self.live.file):
+            batch["number"] = self.rounds[-1].number - 1
+        fetched = FETCHES.of(*self.items())
+        if fetched is not None and isinstance(fetched[1], (list, tuple)) and all(isinstance(it, int) for it in fetched[1]):
+            batch["samples"] = list(fetched[1])[:256]
         return batch
 
     def _passed(self) -> None:

@@ -61,7 +61,7 @@ class JointExaminer(Examiner):
         super().after_backward(roots, frame)
 
     def before_step(self, optimizer: Optimizer, frame: FrameType, *, closure: bool = False) -> None:
-        if self.mode != "watch" or not self.ranks.active or closure:
+        if self.mode != "watch" or not self.ranks.active:
             super().before_step(optimizer, frame, closure=closure)
             return
         try:

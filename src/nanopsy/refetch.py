@@ -7,6 +7,7 @@ user's own files), up to the first line after which one of its values is not fin
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import sys
 from collections import deque
@@ -23,12 +24,27 @@ from nanopsy.birth import BirthReader, bad_index
 from nanopsy.findings import Finding, Location
 from nanopsy.instrument import is_user_file
 from nanopsy.ranges import Birth, History, Operand, Origin, OriginKind
+from nanopsy.replay import raw
 from nanopsy.sources import assigned, load
 from nanopsy.story import Story
 from nanopsy.trace import Trace
 
 if TYPE_CHECKING:
     from nanopsy.diagnose import Evidence
+
+
+Print = tuple[tuple[int, ...], str, bytes]
+"""Shape, dtype and a few elements of a tensor."""
+
+
+def _prints(batch: Any) -> frozenset[Print]:
+    """A few elements of each tensor in a batch: enough to know it again after a copy."""
+    found = set()
+    for _, tensor in itertools.islice(_tensors(batch, ""), 8):
+        if tensor.numel() and tensor.layout is torch.strided and tensor.device.type != "meta":
+            flat = tensor.detach().reshape(-1)
+            found.add((tuple(tensor.shape), str(tensor.dtype), raw(flat[:: max(1, flat.numel() // 32)][:32])))
+    return frozenset(found)
 
 
 @dataclass(slots=True)
@@ -38,6 +54,8 @@ class Fetches:
     ahead: dict[int, deque[Any]] = field(default_factory=dict)
     last: tuple[Any, Any] | None = None
     """The DataLoader's iterator and the sample indices of the batch that it gave last."""
+    recent: deque[tuple[frozenset[Print], tuple[Any, Any]]] = field(default_factory=lambda: deque(maxlen=8))
+    """Finger prints of the batches given lately, each with its iterator and indices: some frameworks fetch one batch ahead, and copy it."""
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
     def install(self) -> None:
@@ -62,6 +80,8 @@ class Fetches:
                 raise
             queue = self.ahead.get(id(iterator))
             self.last = (iterator, queue.popleft()) if queue else None
+            if self.last is not None:
+                self.recent.append((_prints(batch), self.last))
             return batch
 
         kind._next_index, kind.__next__ = _next_index, __next__
@@ -71,10 +91,16 @@ class Fetches:
 
         self._undo.append(undo)
 
+    def of(self, *items: Any) -> tuple[Any, Any] | None:
+        """The iterator and the sample indices of the batch that these items are, or hold; None if no DataLoader gave it."""
+        seen = frozenset().union(*map(_prints, items))
+        return next((fetched for prints, fetched in reversed(self.recent) if prints and prints <= seen), None)
+
     def remove(self) -> None:
         while self._undo:
             self._undo.pop()()
         self.ahead.clear()
+        self.recent.clear()
         self.last = None
 
 
@@ -178,9 +204,10 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def refetched(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
     """Findings about bad data, sharpened by the dataset's own story where it can be told."""
-    if not findings or FETCHES.last is None or findings[0].evidence.get("came") != "batch":
+    fetched = FETCHES.of(*evidence.items) or FETCHES.last
+    if not findings or fetched is None or findings[0].evidence.get("came") != "batch":
         return findings
-    iterator, indices = FETCHES.last
+    iterator, indices = fetched
     dataset, collate = getattr(iterator, "_dataset", None), getattr(iterator, "_collate_fn", None)
     if not isinstance(indices, (list, tuple)) or dataset is None or not hasattr(dataset, "__getitem__"):
         return findings

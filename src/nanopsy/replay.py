@@ -94,6 +94,7 @@ class Replay:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    """The bits of a tensor."""
-    flat = local(tensor.detach()).to("cpu").contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
+    """The bits of a tensor, in the order of its elements."""
+    tensor = local(tensor.detach())
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

@@ -17,7 +17,7 @@ from nanopsy.capsule import format as capsule_format
 from nanopsy.capsule.chain import Chain
 from nanopsy.capsule.format import Capsule
 from nanopsy.capsule.script import MOST_LINES, script
-from nanopsy.capture.execute import draw, numbers, raw, run
+from nanopsy.capture.execute import draw, numbers, run
 from nanopsy.capture.likeness import Likeness
 from nanopsy.capture.shrinking import Shrinker
 from nanopsy.capture.slicing import Slice, Slicer
@@ -25,6 +25,7 @@ from nanopsy.capture.surroundings import environment, pictures, shown, source_li
 from nanopsy.diagnose import Evidence, sinks
 from nanopsy.errors import NanopsyError
 from nanopsy.findings import Diagnosis, Finding, Incident, Location
+from nanopsy.replay import raw
 
 if TYPE_CHECKING:
     from nanopsy.examiner import Examiner

@@ -102,12 +102,6 @@ def numbers(tensor: torch.Tensor) -> Numbers:
     return found
 
 
-def raw(tensor: torch.Tensor) -> bytes:
-    """The bits of a tensor, in the order of its elements."""
-    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
 def loaded(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
     """A tensor from a safetensors entry.
 
