@@ -58,12 +58,15 @@ def python(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) 
         text=True,
         timeout=240,
         check=False,
+        errors="replace",
         env={**os.environ, **(env or {})},
     )
 
 
 def nanopsy(folder: Path, *command: str, options: tuple[str, ...] = ("--rerun", "never")) -> Ran:
-    """``nanopsy run`` with a JSON report, which is checked against the schema."""
+    """``nanopsy run`` with a JSON report, which is checked against the schema; no capsule unless the options ask for one."""
+    if not {"--capsule", "--no-capsule", "--no-data", "--capture"} & set(options):
+        options = ("--no-capsule", *options)
     report = folder / "nanopsy-report.json"
     report.unlink(missing_ok=True)
     done = python(folder, "-m", "nanopsy", "run", "--json", str(report), *options, *command)

@@ -148,7 +148,9 @@ def read_history(examiner: Examiner, replay: Replay) -> History:
     losses = [facts.loss for facts in ring]
     norms = [facts.gradient_norm for facts in ring]
     weights = list(examiner.watch.weights)
-    trainable = [it for it in (local(p.detach()) for p in examiner.registry.parameters()) if it.is_floating_point() and it.numel() and it.layout is torch.strided]
+    trainable = [
+        it for it in (local(p.detach()) for p in examiner.registry.parameters()) if it.is_floating_point() and it.numel() and it.layout is torch.strided
+    ]
     finite = [p for p in trainable if bool(torch.isfinite(p).all())]
     now = total_norm(finite)[0] if finite else math.nan
     weights.append((examiner.watch.steps, now))

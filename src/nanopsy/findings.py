@@ -57,7 +57,7 @@ def harmless(value: object) -> str:
     return value.translate(_STEERING)
 
 
-_STEERING = {code: " " for code in (*range(9), *range(11, 32), *range(127, 160), 0x202A, 0x202B, 0x202C, 0x202D, 0x202E, 0x2066, 0x2067, 0x2068, 0x2069)}
+_STEERING = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), 8234, 8235, 8236, 8237, 8238, 8294, 8295, 8296, 8297), " ")
 """Control characters but for tabs and line ends, and those that turn the direction of text."""
 
 

@@ -53,9 +53,7 @@ class Ranks:
     @property
     def active(self) -> bool:
         """Whether there are several ranks that answer."""
-        if self.alone or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
-            return False
-        return True
+        return not (self.alone or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2)
 
     @property
     def rank(self) -> int | None:

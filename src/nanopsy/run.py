@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
 
 from nanopsy import registry
 from nanopsy.capture.collect import CaptureOptions, check_destination
@@ -27,8 +26,8 @@ from nanopsy.capture.keeper import Keeper
 from nanopsy.errors import EXIT_FINDINGS, NanopsyError
 from nanopsy.examiner import MOST_AUTOPSIES, Examiner
 from nanopsy.findings import Diagnosis, Outcome, made_earlier
-from nanopsy.joint import JointExaminer
 from nanopsy.instrument import NAME, UserFinder, UserLoader, compile_user
+from nanopsy.joint import JointExaminer
 from nanopsy.refetch import FETCHES
 from nanopsy.replay import Policy
 from nanopsy.report.text import render

@@ -19,10 +19,15 @@ MOST_OPERANDS = 64
 DTYPES = frozenset({
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
 })  # fmt: skip
-_OPERATOR = re.compile(r"aten\.[a-z_][a-z0-9_]*\.[A-Za-z0-9_]+")
+_OPERATOR = re.compile(r"aten\._?[a-z][a-z0-9_]*\.[A-Za-z][A-Za-z0-9_]*")
 _NAME = re.compile(r"[a-z][a-z0-9]{0,7}")
 _REFUSED = frozenset({"from_file", "set_", "set", "resize_", "as_strided", "as_strided_", "empty", "empty_strided", "empty_like", "_efficientzerotensor"})
 """Operators that a chain never needs and that could read files or memory."""
+
+
+def allowed(op: str) -> bool:
+    """Whether a chain may hold an operator."""
+    return _OPERATOR.fullmatch(op) is not None and op.split(".")[1] not in _REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class ChainStep:
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> ChainStep:
         op = str(entry["op"])
-        if not _OPERATOR.fullmatch(op) or op.split(".")[1] in _REFUSED:
+        if not allowed(op):
             raise ValueError(f"the operator {op!r}")
         args, kwargs = entry["args"], entry["kwargs"]
         for value in [*args, *kwargs.values()]:

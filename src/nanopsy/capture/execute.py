@@ -73,10 +73,7 @@ def run(chain: Chain, constants: Mapping[str, torch.Tensor]) -> Result:
             out = operator(step.op)(
                 *(_argument(value, tensors) for value in step.args), **{key: _argument(value, tensors) for key, value in step.kwargs.items()}
             )
-            if isinstance(out, (tuple, list)):
-                outs = [value for value in out if isinstance(value, torch.Tensor)]
-            else:
-                outs = [out]
+            outs = [value for value in out if isinstance(value, torch.Tensor)] if isinstance(out, (tuple, list)) else [out]
             tensors.update(zip(step.out, outs, strict=False))
         if chain.backward is None:
             return Result({name: tensors[name] for name in chain.steps[-1].out if name in tensors}, tensors)

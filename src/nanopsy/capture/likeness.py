@@ -98,10 +98,7 @@ def _foci(chain: Chain, result: Result, *, once: bool) -> list[tuple[str, ...]]:
         wide = [result.inside[name].detach().to(torch.float64).expand(out.shape).reshape(-1) for name in names]
     except RuntimeError:
         return []
-    if chain.backward is None:
-        places = (~torch.isfinite(out.detach().reshape(-1))).nonzero().reshape(-1)
-    else:
-        places = _bad_gradients(chain, result, out)
+    places = (~torch.isfinite(out.detach().reshape(-1))).nonzero().reshape(-1) if chain.backward is None else _bad_gradients(chain, result, out)
     found: list[tuple[str, ...]] = []
     for place in places[: 1 if once else 64].tolist():
         found.append(tuple(_kind(float(value[place])) for value in wide))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nanopsy.capsule.chain import DTYPES, Chain, ChainStep, Constant, Spread
+from nanopsy.capsule.chain import DTYPES, Chain, ChainStep, Constant, Spread, allowed
 from nanopsy.capture.execute import Result, run
 from nanopsy.findings import Location
 from nanopsy.operators import CONSTANTS, LINEAR, RANDOM, base_name, dtype_name
@@ -166,7 +166,7 @@ def _follows(op: TracedOp) -> bool:
     name = base_name(op)
     return (
         not op.backward and op.kept_inputs is not None and bool(op.inputs) and name == op.name
-        and name not in LINEAR | RANDOM | CONSTANTS | FACTORIES and str(op.func).startswith("aten.") and "Tensor[]" not in str(op.func._schema).split("->")[-1]
+        and name not in LINEAR | RANDOM | CONSTANTS | FACTORIES and allowed(str(op.func)) and "Tensor[]" not in str(op.func._schema).split("->")[-1]
     )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ class _Built:
                 self.failed = True
                 return
             func = functional
-        if not str(func).startswith("aten."):
+        if not allowed(str(func)):
             self.failed = True
             return
         args = [self._argument(value, op, tensors) for value in op.args]
