@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from nanopsy.causes import load
 
@@ -82,3 +84,21 @@ def test_the_tutorial_is_real(tmp_path: Path) -> None:
         assert [line for line in masked(transcript) if line not in said] == [], done.stdout + done.stderr
     assert "step 190  loss nan" not in done.stdout
     assert "step 190  loss" in done.stdout
+
+
+def test_every_field_of_the_schema_is_described() -> None:
+    schema = json.loads((ROOT / "src" / "nanopsy" / "schema.json").read_text())
+    silent: list[str] = []
+
+    def look(node: Any, where: str) -> None:
+        if isinstance(node, dict):
+            fields = node.get("properties", {})
+            silent.extend(f"{where}.{name}" for name, field in fields.items() if not field.get("description"))
+            for name, child in node.items():
+                look(child, f"{where}.{name}")
+        elif isinstance(node, list):
+            for child in node:
+                look(child, where)
+
+    look(schema, "report")
+    assert silent == []
