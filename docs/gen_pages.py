@@ -81,7 +81,7 @@ def causes() -> list[Any]:
 def usage(*words: str) -> str:
     """What ``nanopsy … --help`` prints."""
     command = [sys.executable, "-m", "nanopsy", *words, "--help"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "84", "NO_COLOR": "1"}).stdout.strip()
 
 
 def verbs(text: str) -> list[str]:
