@@ -1,6 +1,6 @@
 # make demo   makes .venv and runs the main job on the bundled example
 # make test   makes .venv and runs the tests
-# make docs   API pages, in docs/api
+# make docs   the site, in site/
 # make check  formatting, lint, types, import arrows
 
 PYTHON ?= python3
@@ -27,14 +27,14 @@ test: $(VENV)/.made
 	$(BIN)/python -m pytest -n 2
 
 check: $(VENV)/.made
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks docs/gen_pages.py
+	$(BIN)/ruff check src tests benchmarks docs/gen_pages.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_arrows.py
 
-# API pages from the docstrings, in docs/api.
+# The site; a broken link or a page that the navigation lacks is an error.
 docs: $(VENV)/.made
-	$(BIN)/pdoc --docformat google --output-directory docs/api nanopsy.stable nanopsy.depth
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf docs/api $(VENV) demo.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf site $(VENV) demo.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
