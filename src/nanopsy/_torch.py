@@ -13,7 +13,9 @@ __all__ = [
     "LoaderIterator",
     "Optimizer",
     "autograd_node",
+    "dispatches_itself",
     "foreach_norm",
+    "is_simulated",
     "is_transformed",
     "node_sequence",
     "register_optimizer_step_post_hook",
@@ -55,6 +57,21 @@ def is_transformed(tensor: torch.Tensor) -> bool:
         return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
     except AttributeError:
         return True
+
+
+def is_simulated() -> bool:
+    """Whether torch is tracing instead of computing (fake tensors, ``make_fx``, ``export``): what a mode computes for itself would then become
+    part of the user's graph. False where torch cannot say."""
+    try:
+        kinds = torch._C._TorchDispatchModeKey
+        return any(torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY, kinds.FUNCTIONAL))
+    except AttributeError:
+        return False
+
+
+def dispatches_itself(kind: type) -> bool:
+    """Whether a tensor subclass has a ``__torch_dispatch__`` of its own."""
+    return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
 
 
 def storage_key(tensor: torch.Tensor) -> int:
