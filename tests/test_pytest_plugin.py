@@ -5,11 +5,15 @@ from __future__ import annotations
 import textwrap
 from importlib.metadata import entry_points
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from nanopsy import registry
+from nanopsy import autopsy, registry
+from nanopsy.causes import load
+from nanopsy.causes._cause import Cause
 from nanopsy.findings import Diagnosis
 from nanopsy.tested import Record, examined
 
@@ -311,6 +315,31 @@ def test_torch_imported_by_a_test_is_watched_from_the_next_one_on(pytester: pyte
     )
     said.assert_outcomes(passed=1, failed=1)
     said.stdout.fnmatch_lines(["FAILED test_it.py::test_second - Failed: NAN303*"])
+
+
+FUNCTIONS = {code: cause for code, cause in load().items() if cause.runs_as == "function"}
+
+
+@pytest.mark.filterwarnings("ignore:var:UserWarning", "ignore:std:UserWarning")
+@pytest.mark.parametrize("cause", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+@pytest.mark.parametrize("kind", ["bad", "good"])
+def test_one_recording_says_of_each_cause_what_an_autopsy_says(cause: Cause, kind: str, tmp_path: Path) -> None:
+    file = tmp_path / f"{kind}.py"
+    file.write_text(textwrap.dedent(getattr(cause, kind)))
+    names: dict[str, Any] = {"__name__": "snippet"}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    told: list[Diagnosis] = []
+    torch.manual_seed(0)
+    with examined(told.append):
+        names["loss"]().backward()
+    registry.uninstall()
+    if kind == "good":
+        assert told == []
+        return
+    first = told[0].findings[0]
+    torch.manual_seed(0)
+    expected = autopsy(names["loss"]).findings[0]
+    assert (first.code, first.location, first.message) == (cause.code, expected.location, expected.message)
 
 
 class TestTheRecording:
