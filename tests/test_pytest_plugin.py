@@ -402,6 +402,26 @@ class TestTheRecording:
         assert finding.code == "NAN101"
         assert "constant (zeros)" not in finding.message
 
+    def test_a_running_variance_is_not_what_its_buffer_was_made_with(self, tmp_path: Path) -> None:
+        """The script of the cause trains several steps, all in one recording: the buffer that a batch norm spoils was made of ones in it."""
+        cause = load()["NAN304"]
+        file = tmp_path / "train.py"
+        file.write_text(textwrap.dedent(cause.bad))
+
+        class Enough(Exception):
+            pass
+
+        told: list[Diagnosis] = []
+
+        def tell(diagnosis: Diagnosis) -> None:
+            told.append(diagnosis)
+            raise Enough
+
+        with pytest.raises(Enough), examined(tell):
+            exec(compile(file.read_text(), str(file), "exec"), {"__name__": "snippet"})
+        registry.uninstall()
+        assert told[0].findings[0].code == cause.code
+
     def test_an_autopsy_inside_a_test_is_not_the_tests(self) -> None:
         import nanopsy
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -35,6 +35,8 @@ MOST = 100_000
 """Operators after which a new recording begins wherever the test is."""
 KEPT = 256 << 20
 """Bytes of operands that one recording keeps."""
+RUNNING = frozenset({"running_mean", "running_var"})
+"""What a batch norm in training writes without its schema saying so."""
 
 _EVERYTHING = range(1 << 40)
 
@@ -111,8 +113,21 @@ class Record(Trace):
             self.broken = f"{type(error).__name__} at {func}: {error}"
             return run.out if run.ran else func(*args, **kwargs)
         if len(self.recording.ops) > before:
-            self.recording.ops[-1].func = func
+            op = self.recording.ops[-1]
+            op.func = func
+            if op.name.endswith("batch_norm") and any(argument is True for argument in op.args):
+                self._unknown(ref.storage for ref in op.inputs if ref.argument in RUNNING)
         return out
+
+    def wrote_weights(self, parameters: Sequence[torch.Tensor]) -> None:
+        """An optimizer has stepped, which is not recorded: what was known of its weights is past."""
+        self.stepping = False
+        self._unknown(storage_key(parameter) for parameter in parameters)
+
+    def _unknown(self, storages: Iterable[int]) -> None:
+        """What lies there has been written unseen: from here on it counts as made earlier."""
+        for storage in storages:
+            self.recording.writers.pop(storage, None)
 
     def _know_leaves(self, args: Sequence[Any]) -> None:
         """Leaves that require a gradient are the weights of a test, which are not known beforehand."""
@@ -198,10 +213,7 @@ class Examination(Examiner):
         self._explain(What.LOSS if losses else What.GRADIENT, frame, losses=losses, leaves=parameters, gradients=gradients, optimizer=optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        self.trace.stepping = False
-        for parameter in optimizer_parameters(optimizer):
-            # What the recording knows of a weight ended with the step, which is not recorded.
-            self.trace.recording.writers.pop(storage_key(parameter), None)
+        self.trace.wrote_weights(optimizer_parameters(optimizer))
         if len(self.trace.recording.ops) > STRETCH or self.trace.budget < KEPT // 2:
             self.trace.forget()
             self.trace.cut = False
