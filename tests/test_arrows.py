@@ -81,15 +81,47 @@ ALLOWED: dict[str, set[str]] = {
     },
     "rerun": {"_torch", "capsule", "capture", "diagnose", "examiner", "findings", "registry", "replay", "rewind", "run", "trace", "watching"},
     "run": {"capture", "errors", "examiner", "findings", "instrument", "joint", "refetch", "registry", "replay", "report", "rerun", "rewind", "snapshot"},
-    "library": {"_torch", "diagnose", "errors", "examiner", "findings", "registry", "replay", "rewind", "snapshot", "trace", "watching"},
+    "library": {"_torch", "diagnose", "errors", "examiner", "findings", "registry", "replay", "rewind", "snapshot", "trace", "verify", "watching"},
+    "tested": {
+        "_torch",
+        "causes",
+        "diagnose",
+        "examiner",
+        "findings",
+        "library",
+        "nanopsy",
+        "registry",
+        "replay",
+        "rewind",
+        "snapshot",
+        "trace",
+        "verify",
+        "watching",
+    },
+    "notebook": {"errors", "findings", "library", "sources"},
     "stable": {"_torch", "errors", "stable"},
     "depth": {"depth", "errors", "findings", "nanopsy", "stable"},
     "lab": {"depth", "errors", "findings", "lab", "stable"},
     "cli": {"capture", "causes", "check", "errors", "lab", "report", "run", "nanopsy"},
     "__main__": {"cli"},
-    "__init__": {"errors", "findings", "library", "nanopsy"},
+    "__init__": {"errors", "findings", "library", "nanopsy", "notebook"},
 }
-WITHOUT_TORCH = {"capsule", "errors", "facts", "findings", "ranges", "sources", "instrument", "causes", "check", "report", "cli", "__main__", "__init__"}
+WITHOUT_TORCH = {
+    "capsule",
+    "errors",
+    "facts",
+    "findings",
+    "ranges",
+    "sources",
+    "instrument",
+    "causes",
+    "check",
+    "report",
+    "notebook",
+    "cli",
+    "__main__",
+    "__init__",
+}
 
 
 def room(file: Path) -> str:
@@ -122,6 +154,11 @@ def test_imports_follow_the_arrows(file: Path) -> None:
 @pytest.mark.parametrize("arguments", [["explain", "NAN301"], ["explain", "--all"], ["--version"], ["check", "--no-cache", "examples/bts"]], ids=" ".join)
 def test_the_torch_wall(arguments: list[str]) -> None:
     code = f"import sys; sys.argv = ['nanopsy', *{arguments!r}]\nfrom nanopsy.cli import main\ntry: main()\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_loading_the_notebook_extension_and_showing_a_diagnosis_import_no_torch() -> None:
+    code = "import sys, nanopsy, nanopsy.notebook; nanopsy.Diagnosis()._repr_html_(); sys.exit('torch' in sys.modules or 'IPython' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 

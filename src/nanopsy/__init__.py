@@ -23,3 +23,17 @@ def __getattr__(name: str) -> Any:
 
         return getattr(library, name)
     raise AttributeError(f"module 'nanopsy' has no attribute {name!r}")
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """``%load_ext nanopsy``: gives IPython and Jupyter the cell magic ``%%autopsy``. torch is imported when the magic is first used."""
+    from nanopsy import notebook
+
+    notebook.install(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """``%unload_ext nanopsy``: takes the magic away again."""
+    from nanopsy import notebook
+
+    notebook.uninstall(ipython)

@@ -15,7 +15,9 @@ __all__ = [
     "autograd_node",
     "control_group",
     "default_store",
+    "dispatches_itself",
     "foreach_norm",
+    "is_simulated",
     "is_transformed",
     "local",
     "node_sequence",
@@ -59,6 +61,21 @@ def is_transformed(tensor: torch.Tensor) -> bool:
         return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
     except AttributeError:
         return True
+
+
+def is_simulated() -> bool:
+    """Whether torch is tracing instead of computing (fake tensors, ``make_fx``, ``export``): what a mode computes for itself would then become
+    part of the user's graph. False where torch cannot say."""
+    try:
+        kinds = torch._C._TorchDispatchModeKey
+        return any(torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY, kinds.FUNCTIONAL))
+    except AttributeError:
+        return False
+
+
+def dispatches_itself(kind: type) -> bool:
+    """Whether a tensor subclass has a ``__torch_dispatch__`` of its own."""
+    return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
 
 
 def storage_key(tensor: torch.Tensor) -> int:

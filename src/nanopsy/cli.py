@@ -42,7 +42,7 @@ def _parser(*, verb: str = "") -> argparse.ArgumentParser:
                      help="where the failing step is kept: a file that ends in .nanopsy, or a folder (default: .nanopsy/, which git ignores)")  # fmt: skip
     run.add_argument("--no-capsule", action="store_true", help="do not keep the failing step")
     run.add_argument("--capture", choices=("slice", "full"), default="slice",
-                     help="what the capsule holds: the failing chain of operators (default), or also parameters, optimizer, batch and random states")  # fmt: skip
+                     help="what the capsule holds: the failing chain of operators (default), or also weights, optimizer, batch and random states")  # fmt: skip
     run.add_argument("--no-data", action="store_true", help="leave every value out of the capsule: ranges only, and a repro.py that draws from them")
     run.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
     run.add_argument("--armed", type=int, metavar="STEP", help=argparse.SUPPRESS)

@@ -306,9 +306,13 @@ class Diagnosis:
         return render(self)
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from nanopsy.report.notebook import render
 
-        return f"<pre>{escape(str(self))}</pre>"
+        return render(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows in a terminal."""
+        printer.text(str(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ def _library_folders() -> tuple[str, ...]:
 
 
 _LIBRARIES = _library_folders()
+CELL = "<ipython-input-"
+"""How the names of IPython's cells begin; those of Jupyter's are paths like any other."""
 _TRAINED = tuple(os.path.join(os.path.realpath(_PACKAGE), "depth", name) for name in ("models" + os.sep, "recipes.py", "train.py", "trainer.py"))
 """Code of ours that trains networks: watched like anybody's."""
 
@@ -77,7 +79,7 @@ def holds_training_loop(filename: str) -> bool:
 def is_user_file(filename: str) -> bool:
     """Whether a file is the user's own code: not the standard library, not installed, not nanopsy (but for the networks that it trains itself)."""
     if not filename or filename.startswith("<"):
-        return False
+        return filename.startswith(CELL)
     real = os.path.realpath(filename)
     if real.startswith(_TRAINED):
         return True

@@ -19,7 +19,7 @@ from nanopsy._torch import Optimizer, pause_gradient_sync
 from nanopsy.examiner import Examiner
 from nanopsy.findings import Edit, Incident, Outcome, Safety, What, plain
 from nanopsy.plan import Plan
-from nanopsy.ranks import RankLost, Ranks, Watchdog
+from nanopsy.ranks import RankLostError, Ranks, Watchdog
 from nanopsy.registry import Registry
 from nanopsy.replay import Fault, Policy, Replay, Request
 from nanopsy.rewind import Live, Loops, Rewind
@@ -85,7 +85,7 @@ class JointExaminer(Examiner):
     def _open_if_any(self, optimizer: Optimizer, frame: FrameType, *, loss: bool, gradient: bool) -> None:
         try:
             self._flags = self.ranks.agree(2 if loss else 1 if gradient else 0)
-        except RankLost as lost:
+        except RankLostError as lost:
             self.diagnosis.notes.append(f"the ranks no longer agree from step {self.watch.steps} on ({lost}); each is watched by itself")
             self._flags = [2 if loss else 1 if gradient else 0]
         if any(self._flags):
@@ -184,7 +184,7 @@ class JointExaminer(Examiner):
         if self.ranks.active and any(incident.rank is not None for incident in self.diagnosis.incidents):
             try:
                 self.ranks.agree(0)
-            except RankLost:
+            except RankLostError:
                 return
 
     def _lost(self, sentence: str) -> None:
@@ -209,7 +209,7 @@ class Joint:
         mine = ranks.rank or 0
         try:
             ready = ranks.agree(1 if examiner.live is not None else 0)
-        except RankLost as lost:
+        except RankLostError as lost:
             return self._alone(fault, lost)
         if not all(ready):
             incident = Plan(examiner).without_replay(fault)
@@ -222,7 +222,7 @@ class Joint:
         survey = yield request
         try:
             seen = ranks.share(_verdict(survey))
-        except RankLost as lost:
+        except RankLostError as lost:
             return self._alone(fault, lost)
         leader = _leader(seen)
         if leader is None:
@@ -260,21 +260,21 @@ class Joint:
         if self.ranks.active:
             try:
                 self.ranks.share(message)
-            except RankLost as lost:
+            except RankLostError as lost:
                 self.examiner.diagnosis.notes.append(f"another rank was lost during the autopsy ({lost}); rank {self.ranks.rank} went on alone")
 
     def _follow(self, fault: Fault, leader: int) -> Generator[Request, Replay, Incident]:
         while True:
             try:
                 message = self.ranks.share({})[leader]
-            except RankLost as lost:
+            except RankLostError as lost:
                 return self._alone(fault, lost)
             if "done" in message:
                 return Incident.from_dict(message["done"])
             edits = tuple(Edit(**{**entry, "safety": Safety(entry["safety"])}) for entry in message["go"])
             yield Request(patch=Patch(edits, self.examiner.target()) if edits else None)
 
-    def _alone(self, fault: Fault, lost: RankLost) -> Incident:
+    def _alone(self, fault: Fault, lost: RankLostError) -> Incident:
         incident = Plan(self.examiner).without_replay(fault)
         incident.detail = f"another rank was lost during the autopsy ({lost}), so the step could not be run again on all of them"
         incident.findings = []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,14 +20,15 @@ from nanopsy.replay import Fault, Policy, Replay
 from nanopsy.rewind import Loops
 from nanopsy.snapshot import State
 from nanopsy.trace import Trace, interesting
-from nanopsy.watching import Watch, bad_elements
+from nanopsy.verify import proposed
+from nanopsy.watching import bad_elements
 
 
-def _leaves(loss: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that the loss's gradient ends in."""
+def leaves_of(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that the gradient of the roots ends in."""
     found: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()
-    stack = [loss.grad_fn]
+    stack = [root.grad_fn for root in roots]
     while stack:
         node = stack.pop()
         if node is None or node in seen:
@@ -50,7 +52,7 @@ def _once(fn: Callable[[], torch.Tensor], trace: Trace) -> tuple[Replay, list[to
                 f"the callable returned {type(loss).__name__}{list(loss.shape) if isinstance(loss, torch.Tensor) else ''}",
                 why="autopsy follows one loss and its gradient", do="return a tensor with one element",
             )  # fmt: skip
-        leaves = _leaves(loss)
+        leaves = leaves_of((loss,))
         before = [leaf.grad for leaf in leaves]
         for leaf in leaves:
             leaf.grad = None
@@ -91,13 +93,19 @@ def autopsy(fn: Callable[[], torch.Tensor]) -> Diagnosis:
     Gradients of the leaves, random states and grad mode are as before afterwards; no optimizer runs. An open :func:`watch` looks away meanwhile.
     """
     with contextlib.ExitStack() as paused:
-        for active in _WATCHING:
+        for active in WATCHING:
             paused.enter_context(active.paused())
         return _autopsy(fn)
 
 
-_WATCHING: list[Watch] = []
-"""The watches of the ``with watch()`` blocks that are open."""
+class Pausable(Protocol):
+    """A watch that can look away for a while."""
+
+    def paused(self) -> AbstractContextManager[None]: ...
+
+
+WATCHING: list[Pausable] = []
+"""The watches that are open: those of ``with watch()`` blocks, and the one of the test that runs."""
 
 
 def _autopsy(fn: Callable[[], torch.Tensor]) -> Diagnosis:
@@ -123,7 +131,8 @@ def _autopsy(fn: Callable[[], torch.Tensor]) -> Diagnosis:
     for number, leaf in enumerate(leaves):
         evidence.story.names.setdefault(storage_key(leaf), f"leaf {number}")  # type: ignore[attr-defined]
     outcome = Outcome.REPRODUCED if kept.bad == survey.bad else Outcome.FLAKY
-    incident = Incident(0, what, outcome, diagnose(evidence), detail="called twice, bad both times", replays=2)
+    findings = [proposed(finding, evidence, "the callable was not run with the edit") for finding in diagnose(evidence)]
+    incident = Incident(0, what, outcome, findings, detail="called twice, bad both times", replays=2)
     diagnosis.incidents.append(incident)
     return diagnosis
 
@@ -167,11 +176,11 @@ def watch(on_incident: Callable[[Incident], None] | None = None) -> Iterator[Dia
     loops = Loops(State(registry.REGISTRY))
     reporter = _Reporter(loops, on_incident)
     reporter.watch.install()
-    _WATCHING.append(reporter.watch)
+    WATCHING.append(reporter.watch)
     try:
         yield reporter.diagnosis
     finally:
-        _WATCHING.remove(reporter.watch)
+        WATCHING.remove(reporter.watch)
         reporter.diagnosis.steps = reporter.watch.steps
         reporter.watch.remove()
 

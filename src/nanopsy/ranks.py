@@ -37,7 +37,7 @@ def timeout() -> float:
         return 120.0
 
 
-class RankLost(Exception):
+class RankLostError(Exception):
     """Another rank did not answer in time, or its connection is gone."""
 
 
@@ -77,20 +77,20 @@ class Ranks:
         while not store.check(wanted):
             if time.monotonic() > until:
                 missing = [number for number, key in enumerate(wanted) if not store.check([key])]
-                raise RankLost(f"rank {', '.join(map(str, missing))} is not run by nanopsy")
+                raise RankLostError(f"rank {', '.join(map(str, missing))} is not run by nanopsy")
             time.sleep(0.02)
         self._group = control_group(store, rank, self.world, timeout())
         return self._group
 
     def agree(self, flag: int) -> list[int]:
-        """Every rank's flag, on every rank; raises :class:`RankLost`."""
+        """Every rank's flag, on every rank; raises :class:`RankLostError`."""
         mine = torch.tensor([flag], dtype=torch.int64)
         every = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         self._wait(lambda group: group.allgather([every], [mine]))
         return [int(other) for other in every]
 
     def share(self, message: object) -> list[Any]:
-        """Every rank's message (JSON), on every rank; raises :class:`RankLost`."""
+        """Every rank's message (JSON), on every rank; raises :class:`RankLostError`."""
         content = json.dumps(message).encode()
         sizes = self.agree(len(content))
         longest = max(sizes)
@@ -103,12 +103,12 @@ class Ranks:
     def _wait(self, begin: Callable[[Any], Any]) -> None:
         try:
             begin(self._connect()).wait()
-        except RankLost:
+        except RankLostError:
             self.alone = True
             raise
         except Exception as error:
             self.alone = True
-            raise RankLost(f"{str(error).splitlines()[0][:160] if str(error) else type(error).__name__}") from None
+            raise RankLostError(f"{str(error).splitlines()[0][:160] if str(error) else type(error).__name__}") from None
 
     def meet(self, name: str) -> bool:
         """Whether all ranks come to this point within a few seconds; all of them get the same answer."""

@@ -243,7 +243,11 @@ class Trace(TorchDispatchMode):
         self.recording.backward_starts.append(len(self.recording.ops))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
+        return self.record(func, args, kwargs or {})
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator, write down what it read and wrote, and return its result."""
+        __tracebackhide__ = True  # pytest shows an exception of the operator as if it had run by itself
         recording = self.recording
         node = autograd_node()
         index = len(recording.ops)
@@ -342,6 +346,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def _without_tensors(value: Any) -> Any:
     """The arguments of an operator with its tensors left out, so that a recording holds no memory."""
+    if value is None or isinstance(value, (int, float, str)):
+        return value
     if isinstance(value, torch.Tensor):
         return Ellipsis
     if isinstance(value, dict):

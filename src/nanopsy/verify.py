@@ -44,6 +44,19 @@ def _same(left: CodeType, right: CodeType) -> bool:
     return same and len(inner) == len(others) and all(_same(a, b) for a, b in zip(inner, others, strict=True))
 
 
+def _files(edits: Sequence[Edit]) -> Iterator[tuple[Source, list[Edit]]]:
+    for file in dict.fromkeys(edit.file for edit in edits):
+        source = load(file)
+        if source is not None:
+            yield source, [edit for edit in edits if edit.file == file]
+
+
+def _fix(edits: Sequence[Edit]) -> Fix:
+    safety = Safety.SAFE if all(edit.safety is Safety.SAFE for edit in edits) else Safety.UNSAFE
+    notes = dict.fromkeys(edit.note for edit in edits if edit.note)
+    return Fix("\n".join(diff(source, mine) for source, mine in _files(edits)), safety, "; ".join(notes))
+
+
 @dataclass(slots=True)
 class Patch:
     """Edits of one or more files, applied in memory for one replay."""
@@ -54,21 +67,13 @@ class Patch:
     body: Body | None = None
     _swapped: list[tuple[FunctionType, CodeType]] = field(default_factory=list)
 
-    @property
-    def safety(self) -> Safety:
-        return Safety.SAFE if all(edit.safety is Safety.SAFE for edit in self.edits) else Safety.UNSAFE
-
     def files(self) -> Iterator[tuple[Source, list[Edit]]]:
         """The edits, file by file."""
-        for file in dict.fromkeys(edit.file for edit in self.edits):
-            source = load(file)
-            if source is not None:
-                yield source, [edit for edit in self.edits if edit.file == file]
+        return _files(self.edits)
 
     def fix(self) -> Fix:
         """The patch as the report shows it."""
-        notes = dict.fromkeys(edit.note for edit in self.edits if edit.note)
-        return Fix("\n".join(diff(source, edits) for source, edits in self.files()), self.safety, "; ".join(notes))
+        return _fix(self.edits)
 
     def extended(self, edits: Sequence[Edit]) -> Patch:
         """This patch and further edits; the same patch when they collide."""
@@ -300,3 +305,10 @@ def patches_for(finding: Finding, evidence: Evidence, live: Live) -> Iterator[Pa
     if birth is not None:
         for edits in remedies(finding, birth):
             yield Patch(tuple(edits), live)
+
+
+def proposed(finding: Finding, evidence: Evidence, why: str) -> Finding:
+    """The finding with the first edit that its cause proposes, where ``why`` says that nothing was run with it."""
+    birth = evidence.birth_of(finding)
+    edits = next(remedies(finding, birth), None) if birth is not None else None
+    return replace(finding, fix=_fix(edits), verification=f"not verified: {why}") if edits is not None else finding

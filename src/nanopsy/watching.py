@@ -197,6 +197,10 @@ class Watch:
                 return plain
         return root.detach()
 
+    def is_scaled(self, root: torch.Tensor) -> bool:
+        """Whether a loss came out of a GradScaler: gradients of such a loss may overflow while the scale is being found."""
+        return any(scaled() is root for scaled, _ in self._unscaled)
+
     def _scaler_step(self, original: Any) -> Any:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self.steps_of.get(id(optimizer), 0)

@@ -301,7 +301,7 @@ def read_state(path: str | os.PathLike[str]) -> bytes:
     with _open(file) as archive:
         infos = _checked(file, archive)
         if _LARGE not in infos:
-            raise NanopsyError(f"{file} holds no full state", why="a script can only be put in the place of the failing step with the parameters, the batch and the random states",
+            raise NanopsyError(f"{file} holds no full state", why="replaying a script takes the parameters, the batch and the random states of the step",
                                do="make the capsule with nanopsy run --capture full")  # fmt: skip
         manifest = _parsed(file, MANIFEST, _bytes(file, archive, infos[MANIFEST]))
         content = _bytes(file, archive, infos[_LARGE])

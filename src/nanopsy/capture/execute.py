@@ -126,7 +126,7 @@ def constants_of(chain: Chain, entries: Mapping[str, tuple[str, tuple[int, ...],
         entry = entries.get(constant.name)
         tensor = loaded(*entry) if entry is not None else None
         if tensor is None or not _fits(tensor, constant):
-            raise NanopsyError(f"the capsule's tensor {constant.name!r} is not the one that its chain starts from", why="replaying it would show something else",
+            raise NanopsyError(f"the capsule's tensor {constant.name!r} is not the one that its chain starts from", why="another thing would be shown",
                                do="ask for the capsule again")  # fmt: skip
         found[constant.name] = tensor
     return found

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from nanopsy.capsule import format as capsule_format
 from nanopsy.capsule.format import Capsule
 from nanopsy.capture.collect import CaptureOptions, Cut, collect, cut, destination, size
-from nanopsy.capture.state import NotKept, keep
+from nanopsy.capture.state import NotKeptError, keep
 from nanopsy.diagnose import Evidence
 from nanopsy.errors import NanopsyError
 from nanopsy.findings import Finding, Incident
@@ -75,7 +75,7 @@ class Keeper:
     def _add_state(self, capsule: Capsule, examiner: Examiner, path: Path) -> None:
         try:
             kept = keep(examiner)
-        except NotKept as error:
+        except NotKeptError as error:
             examiner.diagnosis.notes.append(f"the full state is not in the capsule: it would need {error}")
             return
         handle, name = tempfile.mkstemp(dir=path.resolve().parent, prefix=".nanopsy-")

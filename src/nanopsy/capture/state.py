@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 Tensors = dict[str, torch.Tensor]
 
 
-class NotKept(Exception):
+class NotKeptError(Exception):
     """A value in a batch that a capsule cannot hold: anything but tensors, arrays, numbers, text and containers of them."""
 
 
 def packed(value: Any, prefix: str, tensors: Tensors, depth: int = 8) -> Any:
-    """A value as JSON, its tensors put aside under names; raises :class:`NotKept`."""
+    """A value as JSON, its tensors put aside under names; raises :class:`NotKeptError`."""
     numpy = sys.modules.get("numpy")
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -48,7 +48,7 @@ def packed(value: Any, prefix: str, tensors: Tensors, depth: int = 8) -> Any:
         return {"dict": [[packed(key, prefix, tensors, 0), packed(entry, prefix, tensors, depth - 1)] for key, entry in value.items()]}
     if depth and isinstance(value, (list, tuple)):
         return {"tuple" if isinstance(value, tuple) else "list": [packed(entry, prefix, tensors, depth - 1) for entry in value]}
-    raise NotKept(f"a {type(value).__name__}")
+    raise NotKeptError(f"a {type(value).__name__}")
 
 
 def unpacked(value: Any, tensors: Tensors, device: torch.device | str = "cpu") -> Any:
@@ -103,11 +103,11 @@ class Kept:
 
 
 def keep(examiner: Examiner) -> Kept:
-    """The full state at the top of the failing round; raises :class:`NotKept` if a part of it cannot be written down."""
+    """The full state at the top of the failing round; raises :class:`NotKeptError` if a part of it cannot be written down."""
     tensors: Tensors = {}
     registry, loops = examiner.registry, examiner.loops
     if not examiner.rounds or any(it.snapshot is None for it in examiner.rounds):
-        raise NotKept("a step that is in no loop of the script")
+        raise NotKeptError("a step that is in no loop of the script")
     copies = {id(tensor): copy for tensor, copy in loops.state.shadows()}
     names = []
     for name, tensor in _named(registry):
@@ -169,7 +169,7 @@ def _optimizer(optimizer: Optimizer, number: int, keys: Mapping[int, str], tenso
         if name is not None:
             try:
                 state[name] = packed(dict(entries), f"optimizer{number}/{name}", tensors)
-            except NotKept:
+            except NotKeptError:
                 continue
     groups = [{key: value for key, value in group.items() if isinstance(value, (int, float, bool)) and key != "params"} for group in optimizer.param_groups]
     return {"class": type(optimizer).__name__, "state": state, "groups": groups}
@@ -187,7 +187,7 @@ def put_weights(kept: Kept, registry: Registry) -> None:
     if missing or wrong:
         what = f"{len(missing)} of the capsule's tensors are not in it" if missing else f"{wrong[0]} has another shape"
         raise NanopsyError(f"the script makes another network than the capsule's: {what}", where=", ".join((missing or wrong)[:3]),
-                           why="the step cannot be put in its place", do="replay with the script that the capsule was made of, changed where the fault is")  # fmt: skip
+                           why="the step cannot be put in its place", do="replay with the script of the capsule, edited where the fault is")  # fmt: skip
     with torch.no_grad():
         for name in kept.entry["names"]:
             here[name].detach().copy_(kept.tensors[f"weights/{name}"])

@@ -21,11 +21,13 @@ def _short(file: str) -> str:
     return file if relative.startswith("..") else relative
 
 
-def _place(location: Location) -> str:
+def place_of(location: Location) -> str:
+    """Where a finding is, for a reader in this folder."""
     return f"{_short(location.file)}:{location.line}:{location.column}"
 
 
-def _shorten(text: str, location: Location | None) -> str:
+def shortened(text: str) -> str:
+    """A sentence with the paths in it relative to this folder."""
     folder = os.getcwd() + os.sep
     return text.replace(folder, "")
 
@@ -43,26 +45,26 @@ def _wrapped(text: str, indent: str, width: int) -> list[str]:
 
 
 def _finding(finding: Finding, incident: Incident, paint: _Paint, width: int) -> list[str]:
-    place = _place(finding.location) if finding.location else "(no line of yours)"
+    place = place_of(finding.location) if finding.location else "(no line of yours)"
     lines = [f"{paint(_BOLD + _RED, finding.code)} {paint(_BOLD, finding.slug)}   {place}   step {incident.step}"]
     if finding.location:
         code, under = excerpt(finding.location)
         if code:
             lines += [f"    {code}", f"    {paint(_RED, under)}"]
-    lines += _wrapped(_shorten(finding.message, finding.location), "  ", width)
+    lines += _wrapped(shortened(finding.message), "  ", width)
     for line in finding.story[:8]:
-        lines.append(paint(_DIM, f"    {_shorten(line, finding.location)}"))
+        lines.append(paint(_DIM, f"    {shortened(line)}"))
     if finding.path:
         what = "loss" if str(incident.what) == "loss" else "gradient"
         lines += _wrapped(f"reached the {what} through {' -> '.join(finding.path)}", "  ", width)
     if finding.also:
-        lines += _wrapped("see also " + ", ".join(_place(place) for place in finding.also[:4]), "  ", width)
+        lines += _wrapped("see also " + ", ".join(place_of(place) for place in finding.also[:4]), "  ", width)
     if finding.fix is not None:
         verified = finding.verification or "not verified"
         mark = paint(_GREEN if finding.verified else _RED, verified)
         note = f" ({finding.fix.note})" if finding.fix.note else ""
         lines.append(f"  fix, {finding.fix.safety}{note}:  {mark}")
-        lines += [f"    {_shorten(line, None)}" for line in finding.fix.diff.splitlines()[2:]]
+        lines += [f"    {shortened(line)}" for line in finding.fix.diff.splitlines()[2:]]
     replacement = finding.evidence.get("replacement")
     if replacement:
         lines.append(f"  or by one import: {replacement}")
@@ -74,7 +76,7 @@ def render(diagnosis: Diagnosis, *, color: bool = False) -> str:
     """All incidents of a diagnosis, the most likely finding of each first and whole, the others in a line."""
     paint, width = _Paint(color=color), min(shutil.get_terminal_size((110, 24)).columns, 118)
     if not diagnosis.incidents:
-        return f"nanopsy: no incident in {diagnosis.steps} steps"
+        return f"nanopsy: no incident in {diagnosis.steps} step{'' if diagnosis.steps == 1 else 's'}"
     lines: list[str] = []
     for incident in diagnosis.incidents:
         lines.append("")
@@ -93,8 +95,8 @@ def render(diagnosis: Diagnosis, *, color: bool = False) -> str:
             if number == 0:
                 lines += _finding(finding, incident, paint, width)
             else:
-                place = _place(finding.location) if finding.location else ""
-                lines += _wrapped(f"less likely: {finding.code} {finding.slug} {place}: {_shorten(finding.message, None)}", "  ", width)
+                place = place_of(finding.location) if finding.location else ""
+                lines += _wrapped(f"less likely: {finding.code} {finding.slug} {place}: {shortened(finding.message)}", "  ", width)
         if not incident.findings:
             lines.append("  cause unknown: nothing is claimed about a step that could not be examined")
         if incident.weights:
