@@ -106,3 +106,24 @@ def test_bad_weights_from_a_checkpoint_name_the_weight(tmp_path: Path) -> None:
     assert ran.finding["code"] == "NAN703"
     assert "1.weight" in ran.finding["message"]
     assert ran.finding["location"]["line"] == 5
+
+
+def test_a_scaler_that_is_switched_off(tmp_path: Path) -> None:
+    write(tmp_path, """
+        import torch
+        w = torch.nn.Linear(2, 1)
+        opt = torch.optim.SGD(w.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        for i in range(6):
+            loss = (w(torch.ones(3, 2)) / (0.0 if i == 3 else 1.0)).pow(2).mean()
+            opt.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(opt)
+            scaler.step(opt)
+            scaler.update()
+        print("end")
+        """)  # fmt: skip
+    ran = nanopsy(tmp_path, "train.py", options=("--rerun", "never", "--on-incident", "skip"))
+    assert ran.status == 0, ran.err
+    assert ran.out == "end\n"
+    assert ran.incident["outcome"] == "reproduced"

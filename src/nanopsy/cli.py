@@ -103,6 +103,8 @@ def _split_run(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _run(options: argparse.Namespace, command: list[str]) -> int:
     if options.module is None and not command:
         raise NanopsyError("no script was given", do="nanopsy run train.py [its arguments …], or nanopsy run -m package.module")
+    if options.module == "nanopsy":
+        return main(command)
     try:
         from nanopsy.capture.collect import CaptureOptions
         from nanopsy.run import RunOptions, run

@@ -242,7 +242,7 @@ class UserFinder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
-            if finder is self or find is None:
+            if isinstance(finder, UserFinder) or find is None:
                 continue
             spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
             if spec is None:

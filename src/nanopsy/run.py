@@ -34,6 +34,8 @@ from nanopsy.report.text import render
 from nanopsy.rewind import Loops, Stopped
 from nanopsy.snapshot import State
 
+_BEGAN = time.time()
+"""When this process began: a report that is younger comes from another rank of the same training."""
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -158,6 +160,9 @@ class Session:
 
 def session(module: str | None, command: list[str], make: Callable[[Loops], Examiner]) -> Session:
     """Run a script or module to its end, with its loops instrumented, under the examiner that ``make`` gives."""
+    if getattr(getattr(builtins, NAME, None), "active", False):
+        raise NanopsyError("nanopsy watches this process already", where=" ".join(command[:1]), why="two watches would rewind each other's loops",
+                           do="start nanopsy run once, from the outside")  # fmt: skip
     finder = UserFinder()
     sys.meta_path.insert(0, finder)
     code, main, argv, folder = _prepare(module, command)
@@ -258,7 +263,7 @@ def _finish(examiner: Examiner, options: RunOptions, status: int | None, keeper:
         diagnosis.notes.append(f"GradScaler skipped {watch.scaler_skips} steps while it looked for its scale; that is normal")
     if examiner.unexamined:
         diagnosis.notes.append(f"{examiner.unexamined} further bad steps were not examined: a run opens {MOST_AUTOPSIES} at most")
-    if _speaks(examiner):
+    if _speaks(examiner, options):
         _report(examiner, options)
         if not diagnosis.incidents:
             if diagnosis.notes and watch.steps and not watch.scaler_skips:
@@ -273,11 +278,14 @@ def _finish(examiner: Examiner, options: RunOptions, status: int | None, keeper:
     return EXIT_FINDINGS if status is None else status
 
 
-def _speaks(examiner: Examiner) -> bool:
-    """Of several ranks one reports: the first, unless an incident was another's alone."""
+def _speaks(examiner: Examiner, options: RunOptions) -> bool:
+    """Of several ranks one reports: the first, unless an incident was another's alone, which has then reported it."""
     if isinstance(examiner, JointExaminer) and examiner.diagnosis.incidents:
         return examiner.speaks
-    return os.environ.get("RANK", "0") == "0" or not examiner.watch.steps
+    if os.environ.get("RANK", "0") != "0":
+        return False
+    several = os.environ.get("WORLD_SIZE", "1") != "1"
+    return not (several and options.json is not None and os.path.exists(options.json) and os.path.getmtime(options.json) > _BEGAN)
 
 
 def _report(examiner: Examiner, options: RunOptions) -> None:

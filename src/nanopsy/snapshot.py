@@ -109,7 +109,7 @@ class State:
             RandomStates.now(),
             [(opt, [_hyper(group) for group in opt.param_groups]) for opt in self.registry.optimizers if hasattr(opt, "param_groups")],
             [(it, {key: _shallow(value) for key, value in it.__dict__.items()}) for it in self.registry.schedulers],
-            [(it, _clone(it._scale), _clone(it._growth_tracker)) for it in self.registry.scalers],
+            [(it, _clone(it._scale), _clone(it._growth_tracker)) for it in self.registry.scalers if hasattr(it, "_scale")],
         )
 
     def _take_buffers(self) -> None:

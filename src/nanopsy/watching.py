@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from nanopsy._torch import Optimizer, foreach_norm, local, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from nanopsy._torch import Optimizer, foreach_norm, is_simulated, local, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 RING = 64
 """How many recent steps are remembered."""
@@ -148,6 +148,10 @@ class Watch:
         finally:
             self._busy = before
 
+    def _away(self) -> bool:
+        """Whether what happens is not the training: our own examination, another thread, a compiler that traces with fake tensors."""
+        return self._busy or threading.get_ident() != self._thread or is_simulated()
+
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
         setattr(owner, name, wraps(original)(make(original)))
@@ -157,7 +161,7 @@ class Watch:
 
     def _backward(self, original: Any) -> Any:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if self._busy or threading.get_ident() != self._thread:
+            if self._away():
                 original(tensors, *args, **kwargs)
                 return
             frame = sys._getframe(1)
@@ -172,7 +176,7 @@ class Watch:
 
     def _grad(self, original: Any) -> Any:
         def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._busy and threading.get_ident() == self._thread and not kwargs.get("create_graph"):
+            if not self._away() and not kwargs.get("create_graph"):
                 roots = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
                 if all(isinstance(root, torch.Tensor) and root.numel() == 1 for root in roots):
                     self.pending.append(roots)
@@ -224,7 +228,7 @@ class Watch:
     # -- optimizer hooks -------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._busy or threading.get_ident() != self._thread:
+        if self._away():
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         frame = sys._getframe(1)
@@ -245,7 +249,7 @@ class Watch:
         return (args[0], watched, *args[2:]), kwargs
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._busy or threading.get_ident() != self._thread:
+        if self._away():
             return
         self.pending.clear()
         self.steps_of[id(optimizer)] = self.steps_of.get(id(optimizer), 0) + 1

@@ -126,7 +126,7 @@ def keep(examiner: Examiner) -> Kept:
         })  # fmt: skip
     keys = {storage_key(tensor): name for name, tensor in _named(registry)}
     optimizers = [_optimizer(optimizer, number, keys, tensors) for number, optimizer in enumerate(registry.optimizers)]
-    scalers = [float(it._scale) if it._scale is not None else None for it in registry.scalers]
+    scalers = [float(it._scale) if getattr(it, "_scale", None) is not None else None for it in registry.scalers]
     return Kept({"names": names, "rounds": rounds, "optimizers": optimizers, "scalers": scalers, "step": examiner.watch.steps}, tensors)
 
 
@@ -199,7 +199,7 @@ def put_weights(kept: Kept, registry: Registry) -> None:
             if parameter is not None:
                 optimizer.state[parameter] = unpacked(state, kept.tensors, parameter.device)
     for scaler, scale in zip(registry.scalers, kept.entry["scalers"], strict=False):
-        if scale is not None and scaler._scale is not None:
+        if scale is not None and getattr(scaler, "_scale", None) is not None:
             scaler._scale.fill_(scale)
 
 
