@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "nanopsy"
 ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
+    "errors": {"findings"},
     "findings": {"report"},
     "ranges": {"findings"},
     "sources": {"findings"},
@@ -99,6 +99,8 @@ ALLOWED: dict[str, set[str]] = {
         "watching",
     },
     "notebook": {"errors", "findings", "library", "sources"},
+    "stepwatch": {"_torch", "errors", "findings", "library", "nanopsy", "registry", "replay", "rewind", "snapshot", "watching"},
+    "integrations": {"findings", "instrument", "integrations", "stepwatch"},
     "stable": {"_torch", "errors", "stable"},
     "depth": {"depth", "errors", "findings", "nanopsy", "stable"},
     "lab": {"depth", "errors", "findings", "lab", "stable"},

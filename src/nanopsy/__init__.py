@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nanopsy.errors import NanopsyError
+from nanopsy.errors import NanopsyError, NonFiniteStep
 from nanopsy.findings import Diagnosis, Finding, Incident, Location
 
 if TYPE_CHECKING:
     from nanopsy.library import autopsy, watch
 
 __version__ = "0.1.0"
-__all__ = ["Diagnosis", "Finding", "Incident", "Location", "NanopsyError", "__version__", "autopsy", "watch"]
+__all__ = ["Diagnosis", "Finding", "Incident", "Location", "NanopsyError", "NonFiniteStep", "__version__", "autopsy", "watch"]
 
 
 def __getattr__(name: str) -> Any:

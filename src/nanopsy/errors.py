@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nanopsy.findings import Diagnosis
+
 EXIT_CLEAN = 0
 """Nothing was found."""
 
@@ -16,6 +21,17 @@ EXIT_USAGE = 2
 
 EXIT_CANNOT = 125
 """A capsule could not be replayed (``git bisect run`` then skips the commit)."""
+
+
+class NonFiniteStep(RuntimeError):  # noqa: N818
+    """A training step was stopped before the optimizer wrote a NaN or an infinity into the weights.
+
+    ``diagnosis`` is what was found; the message is the report as the terminal shows it.
+    """
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        self.diagnosis = diagnosis
+        super().__init__(str(diagnosis))
 
 
 class NanopsyError(Exception):

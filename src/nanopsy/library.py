@@ -95,7 +95,7 @@ def autopsy(fn: Callable[[], torch.Tensor]) -> Diagnosis:
     with contextlib.ExitStack() as paused:
         for active in WATCHING:
             paused.enter_context(active.paused())
-        return _autopsy(fn)
+        return examine(fn)
 
 
 class Pausable(Protocol):
@@ -108,7 +108,8 @@ WATCHING: list[Pausable] = []
 """The watches that are open: those of ``with watch()`` blocks, and the one of the test that runs."""
 
 
-def _autopsy(fn: Callable[[], torch.Tensor]) -> Diagnosis:
+def examine(fn: Callable[[], torch.Tensor]) -> Diagnosis:
+    """What :func:`autopsy` does, without looking after the open watches."""
     fresh = registry.Registry() if not registry.REGISTRY.modules else registry.REGISTRY
     loops = Loops(State(fresh))
     helper = Examiner(loops, fresh, Policy())
@@ -137,7 +138,7 @@ def _autopsy(fn: Callable[[], torch.Tensor]) -> Diagnosis:
     return diagnosis
 
 
-class _Reporter(Examiner):
+class Reporter(Examiner):
     """The watch in a loop that nanopsy did not compile: incidents are reported, not rewound."""
 
     def __init__(self, loops: Loops, on_incident: Callable[[Incident], None] | None) -> None:
@@ -174,7 +175,7 @@ def watch(on_incident: Callable[[Incident], None] | None = None) -> Iterator[Dia
     """
     registry.install()
     loops = Loops(State(registry.REGISTRY))
-    reporter = _Reporter(loops, on_incident)
+    reporter = Reporter(loops, on_incident)
     reporter.watch.install()
     WATCHING.append(reporter.watch)
     try:

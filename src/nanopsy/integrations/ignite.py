@@ -1,0 +1,39 @@
+"""A watch for Ignite's engines."""
+
+from __future__ import annotations
+
+from ignite.engine import Engine, Events
+
+from nanopsy.findings import Diagnosis
+from nanopsy.stepwatch import OnIncident, StepWatch
+
+__all__ = ["attach"]
+
+
+def attach(engine: Engine, *, on_incident: OnIncident | None = None) -> Diagnosis:
+    """Stop an engine at the first non-finite loss or gradient, before the optimizer writes, and say why.
+
+    Args:
+        engine: the trainer; its process function is called again under the trace, as far as its first ``backward``.
+        on_incident: called with the :class:`~nanopsy.Incident`; return ``"skip"`` to drop the step and go on. None raises
+            :class:`~nanopsy.NonFiniteStep`.
+
+    Returns:
+        The :class:`~nanopsy.Diagnosis` that collects the incidents.
+    """
+    watching = StepWatch(on_incident)
+
+    @engine.on(Events.STARTED)
+    def begin(engine: Engine) -> None:
+        watching.open()
+
+    @engine.on(Events.ITERATION_STARTED)
+    def top(engine: Engine) -> None:
+        batch = engine.state.batch
+        watching.remember(lambda: engine._process_function(engine, batch))
+
+    @engine.on(Events.COMPLETED | Events.TERMINATE | Events.INTERRUPT)
+    def end(engine: Engine) -> None:
+        watching.close()
+
+    return watching.diagnosis
