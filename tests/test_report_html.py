@@ -170,6 +170,13 @@ def test_strings_of_strangers_are_text_in_every_field() -> None:
     assert "{{ 7 * 7 }}" in hostile.text
 
 
+def test_a_stranger_writes_no_command_to_copy() -> None:
+    capsule = full()
+    capsule.diagnosis.incidents[0].findings[0] = replace(capsule.diagnosis.findings[0], code="NAN202; rm -rf ~")
+    assert "nanopsy explain" not in checked(capsule).text
+    assert "nanopsy explain NAN202" in checked(full()).text
+
+
 def test_the_expression_is_underlined() -> None:
     written = render(full())
     assert "<mark>torch.l</mark>og(x)" in written

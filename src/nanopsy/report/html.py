@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -30,6 +31,8 @@ _MOST_ROWS = 100
 _MOST_DIFF = 2_000
 _MOST_SCRIPT = 4 << 20
 _LINE = 400
+_CODE = re.compile(r"NAN[0-9]{3}")
+"""Only such a code becomes part of a command that a reader may copy into a shell."""
 _QUANTITIES = {"loss": "loss", "gradient_norm": "gradient norm", "lr": "learning rate", "weight_norm": "weight norm"}
 
 
@@ -54,7 +57,7 @@ def render(capsule: Capsule) -> str:
         steps=_steps(capsule.chain, finding), pictures=shown, skipped=skipped, gradient=Markup(GRADIENT), operands=_operands(capsule.chain),
         history=_history(capsule, incident), fix=_fix(finding), evidence=_evidence(finding), others=_others(capsule.diagnosis), capsule=capsule,
         script=text(capsule.script, _MOST_SCRIPT), environment=_rows(capsule.environment), notes=[text(note) for note in capsule.diagnosis.notes[:_MOST_ROWS]],
-        members=_members(capsule), text=text, short=short,
+        known_code=finding is not None and _CODE.fullmatch(finding.code), members=_members(capsule), text=text, short=short,
     )  # fmt: skip
     return written.encode("utf-8", "replace").decode()
 
