@@ -155,7 +155,11 @@ def _relative(diagnosis: Diagnosis) -> Diagnosis:
     home = os.path.expanduser("~") + os.sep
 
     def text(value: str) -> str:
-        return value.replace(folder, "").replace(folder.lstrip(os.sep), "").replace(home, "~" + os.sep)
+        for name, instead in ((folder, ""), (home, "~" + os.sep)):
+            for side in ("a/", "b/"):
+                value = value.replace(side + name.lstrip(os.sep), side + instead)
+            value = value.replace(name, instead)
+        return value
 
     def evidence(value: Any) -> Any:
         if isinstance(value, str):

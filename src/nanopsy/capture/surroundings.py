@@ -121,7 +121,7 @@ def _image_like(tensor: torch.Tensor) -> bool:
 
 
 def _picture(name: str, tensor: torch.Tensor) -> dict[str, Any]:
-    exact = tensor.to(torch.float32)
+    exact = tensor.to(torch.float64)
     planes = exact.reshape(-1, *exact.shape[-2:])
     bad = ~torch.isfinite(planes)
     per_plane = bad.sum((1, 2))

@@ -1,1 +1,1 @@
-"""The drawer of reports: one file per format. Stdlib and rich only."""
+"""The drawer of reports: one file per format. Stdlib, rich and jinja2 only."""
