@@ -20,7 +20,16 @@ import mkdocs_gen_files
 from nanopsy.causes import Cause, load
 
 ROOT = Path(__file__).resolve().parent.parent
-API = ("nanopsy.library", "nanopsy.findings", "nanopsy.integrations.lightning", "nanopsy.integrations.transformers", "nanopsy.integrations.accelerate", "nanopsy.integrations.ignite", "nanopsy.stable", "nanopsy.depth")
+API = (
+    "nanopsy.library",
+    "nanopsy.findings",
+    "nanopsy.integrations.lightning",
+    "nanopsy.integrations.transformers",
+    "nanopsy.integrations.accelerate",
+    "nanopsy.integrations.ignite",
+    "nanopsy.stable",
+    "nanopsy.depth",
+)
 FAMILIES = {
     "NAN1": "Gradients at the edge of a domain",
     "NAN2": "Values that leave their domain or format",
