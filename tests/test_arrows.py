@@ -54,10 +54,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "refetch": {"_torch", "birth", "causes", "diagnose", "findings", "instrument", "ranges", "replay", "sources", "story", "trace"},
     "verify": {"causes", "diagnose", "findings", "instrument", "ranges", "replay", "rewind", "sources"},
-    "replay": {"_torch", "diagnose", "examiner", "findings", "registry", "trace", "verify"},
+    "replay": {"_torch", "diagnose", "examiner", "findings", "registry", "trace", "verify", "watching"},
+    "closures": {"_torch", "watching"},
     "suspects": {"_torch", "watching"},
     "plan": {"diagnose", "examiner", "findings", "refetch", "replay", "trace", "verify"},
-    "examiner": {"_torch", "findings", "instrument", "plan", "refetch", "registry", "replay", "rewind", "suspects", "watching"},
+    "examiner": {"_torch", "closures", "findings", "instrument", "plan", "refetch", "registry", "replay", "rewind", "suspects", "watching"},
     "joint": {"_torch", "examiner", "findings", "plan", "ranks", "registry", "replay", "rewind", "suspects", "verify"},
     "capture": {
         "_torch",

@@ -99,7 +99,7 @@ class Together:
         return found
 
 
-def train(folder: Path, kind: str, reaction: str = "none", *options: str, world: int = 2, bad: int = 5, wait: str = "60") -> Together:
+def train(folder: Path, kind: str, reaction: str = "none", *options: str, world: int = 2, bad: int | str = 5, wait: str = "60") -> Together:
     """Each rank a process of its own, as a launcher starts them; the report is one file for all."""
     write(folder, TRAIN.replace("BAD", str(bad)))
     with socket.socket() as free:
@@ -198,3 +198,12 @@ def test_a_healthy_training_is_none_the_wiser(tmp_path: Path) -> None:
     assert ran.report["incidents"] == []
     assert ran.report["steps"] == 8
     assert ran.err == ["", ""] or not any("nanopsy" in err for err in ran.err)
+
+
+def test_more_bad_steps_than_are_examined(tmp_path: Path) -> None:
+    """Beyond the most that a run opens, bad steps are counted and dropped on all ranks alike; no watchdog is left behind."""
+    ran = train(tmp_path, "ddp", "none", "--on-incident", "skip", "--no-verify", "--no-capsule", bad="number // 1", wait="6")
+    assert ran.status == [0, 0], ran.err
+    assert [f"END {rank} 7" in ran.out[rank] for rank in range(2)] == [True, True]
+    assert ran.incident["count"] == 5
+    assert any("3 further bad steps" in note for note in ran.report["notes"])

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from nanopsy._torch import Optimizer, local, storage_key
+from nanopsy._torch import Optimizer, storage_key
+from nanopsy.closures import BeforeClosure
 from nanopsy.findings import Diagnosis, Incident, What
 from nanopsy.instrument import holds_training_loop
 from nanopsy.plan import Plan
@@ -56,7 +57,7 @@ class Examiner:
         self.unexamined = 0
         self._stepped: Counter[int] = Counter()
         self._to_suppress: Counter[int] = Counter()
-        self._closure: tuple[Any, ...] | None = None
+        self._closure: BeforeClosure | None = None
         self._muted: contextlib.ExitStack | None = None
         self._began = 0.0
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -87,9 +88,7 @@ class Examiner:
 
     def closure_begins(self, optimizer: Optimizer, frame: FrameType) -> None:
         if self.mode == "watch":
-            parameters = optimizer_parameters(optimizer)
-            state = {key: {k: v.clone() if isinstance(v, torch.Tensor) else _copy(v) for k, v in entry.items()} for key, entry in optimizer.state.items()}
-            self._closure = (optimizer, [parameter.detach().clone() for parameter in parameters], state)
+            self._closure = BeforeClosure.of(optimizer)
 
     def before_step(self, optimizer: Optimizer, frame: FrameType, *, closure: bool = False) -> None:
         if self.mode == "watch":
@@ -113,7 +112,7 @@ class Examiner:
                 _clear(optimizer_parameters(optimizer))
         elif self.mode == "pass":
             bad_loss, bad_gradient = self.watch.check(optimizer)
-            if bad_loss or bad_gradient:
+            if self.bad_anywhere(bad=bad_loss or bad_gradient):
                 if self.policy.on_incident == "skip":
                     _clear(optimizer_parameters(optimizer))
                 self.loops.state.put_buffers(self._buffers)
@@ -122,6 +121,19 @@ class Examiner:
                 _clear(optimizer_parameters(optimizer))
             else:
                 self._passed()
+
+    def bad_anywhere(self, *, bad: bool) -> bool:
+        """What this process finds is what counts; see the examiner of several ranks."""
+        return bad
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether this run opens no further incident."""
+        return self._opened >= MOST_AUTOPSIES
+
+    def exhaust(self) -> None:
+        """Open no further incident: count only."""
+        self._opened = max(self._opened, MOST_AUTOPSIES)
 
     def _give_up(self, error: Exception) -> None:
         """The check itself failed: the training goes on, unwatched, and the report says so."""
@@ -134,7 +146,7 @@ class Examiner:
         if self.mode == "watch":
             self.loops.took_step(optimizer)
             self._closure = None
-        elif self.mode == "replay" and self._closure is not None and self._closure[0] is optimizer:
+        elif self.mode == "replay" and self._closure is not None and self._closure.optimizer is optimizer:
             self._end(reached=True)
             raise Rewind(self.target())
 
@@ -147,11 +159,7 @@ class Examiner:
 
     def closure_growth(self, weights: Sequence[torch.Tensor]) -> float | None:
         """How much the weights have grown since ``optimizer.step(closure)`` began; None without a closure."""
-        if self._closure is None or not weights:
-            return None
-        before = float(torch.linalg.vector_norm(torch.stack([value.float().norm() for value in self._closure[1]])))
-        now = float(torch.linalg.vector_norm(torch.stack([weight.float().norm() for weight in weights])))
-        return now / before if before > 0 else None
+        return self._closure.growth(weights) if self._closure is not None else None
 
     def _stepped_before(self, optimizer: Optimizer) -> bool:
         """Whether this step was already taken in the round before the incident (another optimizer's turn): it must not be taken twice."""
@@ -334,15 +342,8 @@ class Examiner:
             request.trace.start()
 
     def _undo_closure(self) -> None:
-        """An optimizer with a closure moves weights inside ``step``: put them, and its state, back to where the step began."""
-        if self._closure is None:
-            return
-        optimizer, values, state = self._closure
-        with torch.no_grad():
-            for parameter, value in zip(optimizer_parameters(optimizer), values, strict=True):
-                parameter.copy_(value)
-        optimizer.state.clear()
-        optimizer.state.update({key: {k: _copy(v) for k, v in entry.items()} for key, entry in state.items()})
+        if self._closure is not None:
+            self._closure.put_back()
 
     def _body_ended(self) -> None:
         self.body_ended(self.target())
@@ -368,32 +369,14 @@ class Examiner:
         self._launch(request)
 
     def _note_roots(self, roots: Sequence[torch.Tensor]) -> None:
-        for root in roots:
-            plain = self.watch.unscaled(root)
-            if plain.numel() <= 64:
-                self._replay.losses.append(raw(plain))
-            if plain.numel() == 1:
-                self._replay.loss_values.append(float(plain.detach().float().sum()))
-            if bad_elements(plain):
-                self._replay.bad_loss = True
-                if self._request.trace is not None:
-                    self._replay.sinks.append(self._request.trace.ref(root))
-                self._replay.sink_tensors.append(root.detach().clone())
+        self._replay.note_roots([(root, self.watch.unscaled(root)) for root in roots], self._request.trace)
 
     def _note_trace_sinks(self, roots: Sequence[torch.Tensor]) -> None:
         if self._request.trace is not None and roots and not self._request.trace.recording.roots:
             self._request.trace.recording.roots = [self._request.trace.ref(root) for root in roots]
 
     def _note_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
-        for parameter in parameters:
-            gradient = parameter.grad
-            if gradient is None or any(parameter is known for _, known in self._replay.bad_gradients):
-                continue
-            if bad_elements(gradient):
-                self._replay.bad_gradients.append((self.names.get(storage_key(parameter), "?"), parameter))
-                if self._request.trace is not None and gradient.layout is torch.strided:
-                    self._replay.gradient_sinks.append(self._request.trace.ref(gradient))
-                    self._replay.gradient_tensors.append(local(gradient.detach()).clone())
+        self._replay.note_gradients(parameters, self.names, self._request.trace)
 
     def _mute(self) -> None:
         self._unmute()
@@ -479,14 +462,6 @@ class Examiner:
         self.live = None
         self._closure = None
         self.watch.pending.clear()
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, list):
-        return [_copy(entry) for entry in value]
-    return value
 
 
 def _clear(parameters: Sequence[torch.Tensor]) -> None:

@@ -27,6 +27,10 @@ from nanopsy.suspects import bad_scalars
 from nanopsy.verify import Patch
 
 
+_EXHAUSTED = 4
+"""Added to a flag by a rank that opens no further incident: then none does."""
+
+
 class JointExaminer(Examiner):
     """An examiner that agrees with those of the other ranks; alone, it is like any other."""
 
@@ -83,15 +87,28 @@ class JointExaminer(Examiner):
             self._open_if_any(optimizer, frame, loss=bad, gradient=False)
 
     def _open_if_any(self, optimizer: Optimizer, frame: FrameType, *, loss: bool, gradient: bool) -> None:
+        mine = 2 if loss else 1 if gradient else 0
         try:
-            self._flags = self.ranks.agree(2 if loss else 1 if gradient else 0)
+            said = self.ranks.agree(mine + (_EXHAUSTED if self.exhausted else 0))
         except RankLostError as lost:
             self.diagnosis.notes.append(f"the ranks no longer agree from step {self.watch.steps} on ({lost}); each is watched by itself")
-            self._flags = [2 if loss else 1 if gradient else 0]
+            said = [mine]
+        if any(flag >= _EXHAUSTED for flag in said):
+            self.exhaust()
+        self._flags = [flag % _EXHAUSTED for flag in said]
         if any(self._flags):
             what = What.LOSS if loss or (not gradient and 2 in self._flags) else What.GRADIENT
             self._together = self.ranks.active
             self._open(what, [root for group in self.watch.pending for root in group], optimizer, frame, backward_done=True)
+
+    def bad_anywhere(self, *, bad: bool) -> bool:
+        """While the bad step is let through once more: whether any rank finds it bad, so that all of them drop it or none."""
+        if not self.ranks.active:
+            return bad
+        try:
+            return any(self.ranks.agree(int(bad)))
+        except RankLostError:
+            return bad
 
     def look(self, frame: FrameType, live: Live | None) -> None:
         """The script asks about a bad value: its own, or one that came from another rank."""
@@ -119,7 +136,7 @@ class JointExaminer(Examiner):
     def _join(self, frame: FrameType) -> None:
         """Nothing of this rank's own is bad: help another one to find out, if it asks within a few seconds."""
         self._undecided = False
-        if self.ranks.meet(str(self.watch.steps)):
+        if not self.exhausted and self.ranks.meet(str(self.watch.steps)):
             self._together, self._flags = True, []
             self._open(What.LOSS, [], None, frame, backward_done=False)
 
@@ -128,12 +145,13 @@ class JointExaminer(Examiner):
     def _open(self, what: What, roots: list[torch.Tensor], optimizer: Optimizer | None, frame: FrameType, *, backward_done: bool, detail: str = "") -> None:
         if self._undecided:
             self._undecided = False
-            self._together = self.ranks.meet(str(self.watch.steps))
+            self._together = not self.exhausted and self.ranks.meet(str(self.watch.steps))
             self._flags = []
         self.watchdog = Watchdog(self._lost) if self.ranks.rank is not None else None
         if self.watchdog is not None:
             self.watchdog.progress()
         super()._open(what, roots, optimizer, frame, backward_done=backward_done, detail=detail)
+        self._tidy()
 
     def _plan_for(self, fault: Fault) -> Generator[Request, Replay, Incident]:
         if not self._together:
@@ -164,14 +182,18 @@ class JointExaminer(Examiner):
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):
                 self._resume.append(pause_gradient_sync(module))
 
-    def _conclude(self, incident: Incident) -> None:
+    def _tidy(self) -> None:
+        """No replay is going on: gradients are averaged again, and nobody waits for progress."""
+        self._together = False
         while self._resume:
             self._resume.pop()()
         if self.watchdog is not None:
             self.watchdog.over()
             self.watchdog = None
-        rank = self.ranks.rank
-        together, self._together = self._together, False
+
+    def _conclude(self, incident: Incident) -> None:
+        together, rank = self._together, self.ranks.rank
+        self._tidy()
         if rank is not None:
             if incident.rank is None:
                 incident.rank = rank
@@ -241,7 +263,7 @@ class Joint:
     def _suspect(self) -> int:
         """The rank that saw something bad first of all: a loss before a gradient."""
         if not self.flags:
-            return self.ranks.rank or 0
+            return 0
         return self.flags.index(max(self.flags))
 
     def _lead(self, plan: Generator[Request, Replay, Incident], survey: Replay) -> Generator[Request, Replay, Incident]:

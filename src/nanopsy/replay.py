@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from nanopsy._torch import Optimizer, local
+from nanopsy._torch import Optimizer, local, storage_key
 from nanopsy.findings import Finding, Incident, What
 from nanopsy.registry import Site
 from nanopsy.trace import Recording, Ref, Trace
 from nanopsy.verify import Patch
+from nanopsy.watching import bad_elements
 
 if TYPE_CHECKING:
     from nanopsy.diagnose import Evidence
@@ -82,6 +84,30 @@ class Replay:
     @property
     def bad(self) -> bool:
         return self.bad_loss or bool(self.bad_gradients)
+
+    def note_roots(self, roots: Sequence[tuple[torch.Tensor, torch.Tensor]], trace: Trace | None) -> None:
+        """The losses of a backward pass, each with what it was before a GradScaler multiplied it."""
+        for root, plain in roots:
+            if plain.numel() <= 64:
+                self.losses.append(raw(plain))
+            if plain.numel() == 1:
+                self.loss_values.append(float(plain.detach().float().sum()))
+            if bad_elements(plain):
+                self.bad_loss = True
+                if trace is not None:
+                    self.sinks.append(trace.ref(root))
+                self.sink_tensors.append(root.detach().clone())
+
+    def note_gradients(self, parameters: Sequence[torch.Tensor], names: Mapping[int, str], trace: Trace | None) -> None:
+        """The bad gradients of parameters, each once."""
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is None or any(parameter is known for _, known in self.bad_gradients) or not bad_elements(gradient):
+                continue
+            self.bad_gradients.append((names.get(storage_key(parameter), "?"), parameter))
+            if trace is not None and gradient.layout is torch.strided:
+                self.gradient_sinks.append(trace.ref(gradient))
+                self.gradient_tensors.append(local(gradient.detach()).clone())
 
     def same_as(self, fault: Fault) -> bool:
         """Bad again, with the losses bit for bit as before."""
