@@ -145,3 +145,96 @@ def test_lightning_finds_the_callback_by_itself(tmp_path: Path, value: str | Non
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240, env=environment)
     assert done.returncode == status, done.stderr
     assert ("NonFiniteStep" in done.stderr) == (status == 1)
+
+
+HARDER = """
+    import copy, logging, warnings
+    import torch
+    import lightning.pytorch as pl
+    from ignite.engine import Engine
+    import nanopsy
+    from nanopsy.integrations.ignite import attach
+    from nanopsy.integrations.lightning import NanopsyCallback
+    from scenes import Net, Scenes, loader
+    from loss import silog
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+
+    class Module(pl.LightningModule):
+        def __init__(self, kind):
+            super().__init__()
+            self.kind, self.seen = kind, 0
+            self.net = torch.nn.Linear(4, 1) if kind == "diverging" else Net()
+        def training_step(self, batch):
+            self.seen += 1
+            if self.kind == "diverging":
+                return (self.net(batch["image"].reshape(-1, 4)) ** 2).mean()
+            return silog(self.net(batch["image"]), batch["depth"]) * (1.0 + self.seen if self.kind == "counter" else 1.0)
+        def on_train_batch_start(self, batch, index):
+            self.before = copy.deepcopy(self.net.state_dict())
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 30.0 if self.kind == "diverging" else 1e-3)
+
+    def fit(kind, bad=7, epochs=1, **settings):
+        torch.manual_seed(0)
+        module = Module(kind)
+        trainer = pl.Trainer(max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                             enable_model_summary=False, callbacks=[NanopsyCallback()], **settings)
+        try:
+            trainer.fit(module, loader(bad))
+        except nanopsy.NonFiniteStep as stopped:
+            incident = stopped.diagnosis.incidents[0]
+            same = all(torch.equal(value, module.before[name]) for name, value in module.net.state_dict().items())
+            print(kind, incident.outcome, incident.findings[0].code, same, module.seen)
+
+    fit("plain")                                  # made before the callback: its buffers are put back all the same
+    fit("accumulated", accumulate_grad_batches=3, bad=6)   # the bad batch is the first of three
+    fit("counter")                                # its step depends on how often it was called
+    fit("diverging", bad=-1, epochs=3)
+
+    def engine_of(kind, net, bad):
+        torch.manual_seed(0)
+        optimizer, other = torch.optim.SGD(net.parameters(), 1e-3), torch.nn.Linear(2, 1)
+        beside = torch.optim.SGD(other.parameters(), 1e-3)
+        def process(engine, batch):
+            if kind == "raises" and engine.state.iteration == 3:
+                raise KeyError("the user's own")
+            beside.zero_grad()
+            other(torch.ones(1, 2)).sum().backward()
+            beside.step()
+            optimizer.zero_grad()
+            silog(net(batch["image"]), batch["depth"]).backward()
+            optimizer.step()
+        engine = Engine(process)
+        attach(engine, net)
+        try:
+            engine.run(loader(bad), max_epochs=1)
+        except nanopsy.NonFiniteStep as stopped:
+            incident = stopped.diagnosis.incidents[0]
+            print(kind, incident.outcome, incident.findings[0].code)
+        except KeyError:
+            print(kind)
+
+    engine_of("twice", Net(), 7)                  # the second backward of the step is bad
+    engine_of("raises", Net(), -1)
+    x = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([x], 0.1)
+    (x * float("nan")).sum().backward()
+    optimizer.step()
+    print("left alone")
+    """
+
+
+def test_steps_that_are_harder_to_call_again(tmp_path: Path) -> None:
+    write(tmp_path, {"scenes.py": SCENES, "loss.py": LOSS, "train.py": HARDER})
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    said = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    assert said["plain"] == ["reproduced", "NAN301", "True", "8"], done.stdout
+    assert said["accumulated"][:2] == ["reproduced", "NAN301"]
+    assert said["counter"] == ["reproduced", "NAN301", "True", "8"]
+    assert said["diverging"][:2] == ["reproduced", "NAN601"]
+    assert said["twice"] == ["reproduced", "NAN301"]
+    assert said["raises"] == []
+    assert said["left"] == ["alone"]

@@ -26,7 +26,6 @@ from nanopsy.rewind import Live, Loops, Rewind
 from nanopsy.suspects import bad_scalars
 from nanopsy.verify import Patch
 
-
 _EXHAUSTED = 4
 """Added to a flag by a rank that opens no further incident: then none does."""
 

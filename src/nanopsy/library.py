@@ -108,11 +108,11 @@ WATCHING: list[Pausable] = []
 """The watches that are open: those of ``with watch()`` blocks, and the one of the test that runs."""
 
 
-def examine(fn: Callable[[], torch.Tensor]) -> Diagnosis:
-    """What :func:`autopsy` does, without looking after the open watches."""
+def examine(fn: Callable[[], torch.Tensor], witness: Examiner | None = None) -> Diagnosis:
+    """What :func:`autopsy` does, without looking after the open watches; ``witness`` is whose watch saw the steps before."""
     fresh = registry.Registry() if not registry.REGISTRY.modules else registry.REGISTRY
     loops = Loops(State(fresh))
-    helper = Examiner(loops, fresh, Policy())
+    helper = witness or Examiner(loops, fresh, Policy())
     rng = loops.state.take(buffers=True)
     weights: set[int] = set()
     survey, leaves = _once(fn, Trace(weights))
@@ -129,6 +129,7 @@ def examine(fn: Callable[[], torch.Tensor]) -> Diagnosis:
     what = What.LOSS if survey.bad_loss else What.GRADIENT
     fault = Fault(what, 0, [], survey.loss_values, (), None, place, backward_done=True)
     evidence = Evidence.gather(helper, fault, kept)
+    evidence.bad_weights = [(name, weight) for name, weight in evidence.bad_weights if storage_key(weight) in weights]
     for number, leaf in enumerate(leaves):
         evidence.story.names.setdefault(storage_key(leaf), f"leaf {number}")  # type: ignore[attr-defined]
     outcome = Outcome.REPRODUCED if kept.bad == survey.bad else Outcome.FLAKY

@@ -7,7 +7,7 @@ objects (so checkpoints and pickles stay as they were).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
 from types import CodeType, FrameType
@@ -115,6 +115,18 @@ class Registry:
                     if id(parameter) not in seen:
                         seen.add(id(parameter))
                         yield parameter
+
+    def adopt(self, modules: Iterable[torch.nn.Module] = (), optimizers: Iterable[Optimizer] = ()) -> None:
+        """Take in what was made before :func:`install`; on which line is not known then."""
+        for module in modules:
+            for child in module.modules():
+                if child not in self.modules:
+                    self.modules.add(child)
+                if child._buffers:
+                    self.buffered.add(child)
+        for optimizer in optimizers:
+            if optimizer not in self.optimizers:
+                self.optimizers.add(optimizer)
 
     def names(self) -> dict[int, str]:
         """Storage key -> dotted name, from the outermost modules made."""

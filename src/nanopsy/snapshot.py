@@ -146,6 +146,12 @@ class State:
         """Each buffer with its copy of the top of the round; buffers that no round has changed have none."""
         return [(buffer.tensor, buffer.shadow) for buffer in self._buffers if buffer.shadow is not None]
 
+    def put_shadows(self) -> None:
+        """Give the buffers what they held at the top of the round."""
+        with torch.no_grad():
+            for tensor, shadow in self.shadows():
+                tensor.detach().copy_(shadow)
+
     def forget_buffers(self) -> None:
         """Take what the buffers hold now for the state of the round's top: somebody has put it there on purpose."""
         with torch.no_grad():

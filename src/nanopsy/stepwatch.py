@@ -8,28 +8,32 @@ everything is put back again. Losses that a framework logs are not looked at: so
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
 
 from nanopsy import registry
-from nanopsy._torch import Optimizer
+from nanopsy._torch import Optimizer, register_optimizer_step_pre_hook
 from nanopsy.errors import NonFiniteStep
 from nanopsy.findings import Diagnosis, Incident, Outcome, What
 from nanopsy.library import WATCHING, Reporter, examine
 from nanopsy.replay import raw
 from nanopsy.rewind import Loops
 from nanopsy.snapshot import RandomStates, Snapshot, State
-from nanopsy.watching import optimizer_parameters
+from nanopsy.watching import bad_elements, optimizer_parameters
+
+_MOST_CALLS = 16
+"""Calls of the step function that are remembered within one optimizer step."""
 
 OnIncident = Callable[[Incident], Any]
 """Called before the optimizer writes; returns ``"skip"`` to drop the step, anything else to let it happen; may raise."""
 
 
 class _Reached(BaseException):
-    """The step came to its ``backward``."""
+    """The step came to the ``backward`` that is asked for."""
 
     def __init__(self, root: torch.Tensor) -> None:
         self.root = root
@@ -37,17 +41,51 @@ class _Reached(BaseException):
 
 
 @contextlib.contextmanager
-def _stop_at_backward() -> Iterator[None]:
-    original = torch.autograd.backward
+def _stopped_at_backward(number: int) -> Iterator[None]:
+    """Raise at the ``backward`` of this number, from 0; optimizers on the way have stepped already, and do not step again."""
+    original, seen = torch.autograd.backward, 0
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        raise _Reached(tensors if isinstance(tensors, torch.Tensor) else tensors[0])
+        nonlocal seen
+        if seen == number:
+            raise _Reached(tensors if isinstance(tensors, torch.Tensor) else tensors[0])
+        seen += 1
+        original(tensors, *args, **kwargs)
 
+    def without_gradients(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for parameter in optimizer_parameters(optimizer):
+            parameter.grad = None
+
+    suppressed = register_optimizer_step_pre_hook(without_gradients)
     torch.autograd.backward = backward
     try:
         yield
     finally:
         torch.autograd.backward = original
+        suppressed.remove()
+
+
+@contextlib.contextmanager
+def _attributes_kept(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Put plain attributes and tensors of modules, and the lengths of their lists, back afterwards: counters, running sums."""
+    held = [(module, {k: v for k, v in vars(module).items() if isinstance(v, (int, float, str, bool, tuple, type(None), torch.Tensor))}) for module in modules]
+    lengths = [(value, len(value)) for module, _ in held for value in vars(module).values() if type(value) is list]
+    try:
+        yield
+    finally:
+        for module, values in held:
+            vars(module).update(values)
+        for entries, length in lengths:
+            del entries[length:]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a framework's step function: how to make it again, the states at its top, and how many backward passes came before."""
+
+    again: Callable[[], Any]
+    top: Snapshot
+    backwards: int
 
 
 def loss_of(result: Any) -> Any:
@@ -70,26 +108,39 @@ class StepWatch(Reporter):
         registry.install()
         super().__init__(Loops(State(registry.REGISTRY)), None)
         self._on_incident = on_incident
-        self._again: Callable[[], Any] | None = None
-        self._top: Snapshot | None = None
-        self._drop = False
+        self._calls: list[Call] = []
+        self._new_window = self._drop = False
+        self.closing: Callable[[], None] = lambda: None
+        """Called when the watch is closed: what else there is to take away."""
 
-    def open(self) -> None:
-        """Begin to watch."""
+    def open(self, *modules: torch.nn.Module) -> None:
+        """Begin to watch; ``modules`` may have been made before this watch was."""
+        self.registry.adopt(modules)
         self.watch.install()
         WATCHING.append(self.watch)
 
     def close(self) -> None:
         """Stop watching; may be called twice."""
-        self._again = self._top = None
+        self._calls.clear()
         if self.watch in WATCHING:
             WATCHING.remove(self.watch)
             self.diagnosis.steps = self.watch.steps
             self.watch.remove()
+            self.closing()
 
     def remember(self, again: Callable[[], Any]) -> None:
         """The top of a step: ``again`` computes its loss (or does the whole step) once more, when called with the same states."""
-        self._again, self._top = again, self.loops.state.take(buffers=True)
+        if self._new_window:
+            self._calls.clear()
+            self._new_window = False
+        del self._calls[1:-_MOST_CALLS]
+        self._calls.append(Call(again, self.loops.state.take(buffers=not self._calls), self.watch.backwards))
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """What came before a step is in the weights: only the call that is under way may still be asked for."""
+        super().after_step(optimizer)
+        del self._calls[:-1]
+        self._new_window = True
 
     def before_backward(self, roots: Sequence[torch.Tensor], frame: FrameType) -> None:
         """The step waits until its backward is through: calling it again writes buffers that the graph may still need."""
@@ -110,31 +161,60 @@ class StepWatch(Reporter):
     def _open(self, what: What, roots: Any, optimizer: Any, frame: FrameType, *, backward_done: bool, detail: str = "") -> None:
         count = len(self.diagnosis.incidents)
         losses = [raw(self.watch.unscaled(root)) for root in roots if root.numel() == 1]
+        suspects = self._suspects()
+        self.registry.adopt(optimizers=[optimizer] if optimizer is not None else [])
         super()._open(what, roots, optimizer, frame, backward_done=backward_done, detail=detail)
         if len(self.diagnosis.incidents) == count:
             return
         incident = self.diagnosis.incidents[-1]
-        self._examine(incident, losses)
+        self._examine(incident, losses, suspects)
         if self._on_incident is None:
+            self.loops.state.put_shadows()
             self.close()
             raise NonFiniteStep(Diagnosis([incident], self.watch.steps))
         self._drop = self._on_incident(incident) == "skip"
+        if self._drop:
+            self.loops.state.put_shadows()
 
-    def _examine(self, incident: Incident, losses: Sequence[bytes]) -> None:
+    def _suspects(self) -> list[tuple[Call, int]]:
+        """The calls to make again, each with the number of its backward to stop at: that of a bad loss, else all of them, the last first."""
+        passes = list(self.watch.pending)
+        first = self.watch.backwards - len(passes)
+        bad = [first + number for number, roots in enumerate(passes) if any(bad_elements(self.watch.unscaled(root)) for root in roots)]
+        found: list[tuple[Call, int]] = []
+        for index in bad[:1] or range(self.watch.backwards - 1, first - 1, -1):
+            call = next((call for call in reversed(self._calls) if call.backwards <= index), None)
+            if call is not None:
+                found.append((call, index - call.backwards))
+        return found[:_MOST_CALLS]
+
+    def _examine(self, incident: Incident, losses: Sequence[bytes], suspects: Sequence[tuple[Call, int]]) -> None:
         """Call the step again under the trace; a fault in that is a sentence, never the training's problem."""
-        if self._again is None or self._top is None:
-            return
-        again, state = self._again, self.loops.state
+        state = self.loops.state
         random, buffers = RandomStates.now(), state.buffers_now()
         gradients = [(parameter, parameter.grad) for parameter in self.registry.parameters()]
+        try:
+            with _attributes_kept(list(self.registry.modules)):
+                for call, number in suspects:
+                    if self._explained(incident, losses, call, number):
+                        return
+        except Exception as error:
+            incident.detail += f"; it could not be examined ({type(error).__name__}: {str(error)[:200]})"
+        finally:
+            state.put_buffers(buffers)
+            random.restore()
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+
+    def _explained(self, incident: Incident, losses: Sequence[bytes], call: Call, number: int) -> bool:
+        """Whether a call, made again, is bad again; with the same loss, the incident then says why."""
         stepped: list[bytes] = []
 
         def step() -> torch.Tensor:
-            assert self._top is not None
-            state.restore(self._top, buffers=True)
+            self.loops.state.restore(call.top, buffers=True)
             try:
-                with _stop_at_backward(), torch.enable_grad():
-                    root = loss_of(again())
+                with _stopped_at_backward(number), torch.enable_grad():
+                    root = loss_of(call.again())
             except _Reached as reached:
                 root = reached.root
             if not isinstance(root, torch.Tensor) or root.numel() != 1:
@@ -142,23 +222,16 @@ class StepWatch(Reporter):
             stepped.append(raw(self.watch.unscaled(root)))
             return root
 
-        try:
-            with self.watch.paused():
-                found = examine(step)
-        except Exception as error:
-            incident.detail += f"; it could not be examined ({type(error).__name__}: {str(error)[:200]})"
-            return
-        finally:
-            state.put_buffers(buffers)
-            random.restore()
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-        same = bool(stepped) and all(bits in losses or not losses for bits in stepped)
+        with self.watch.paused():
+            found = examine(step, self)
         if not found.incidents:
-            incident.detail += "; called again, the step was finite"
-            return
+            if "called again" not in incident.detail:
+                incident.detail += "; called again, the step was finite"
+            return False
+        same = all(bits in losses or not losses for bits in stepped)
         incident.replays = len(stepped)
         incident.detail = f"the step was called again, {'the loss came out bit for bit as before' if same else 'it was bad again, with another loss'}"
         if same:
             incident.outcome = Outcome.REPRODUCED
             incident.findings = found.incidents[0].findings
+        return True

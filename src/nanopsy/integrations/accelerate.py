@@ -27,7 +27,7 @@ def watch(accelerator: Any, *, on_incident: OnIncident | None = None, step: Call
         have facts and no cause: start the script with ``nanopsy run`` for that.
     """
     watching = StepWatch(on_incident)
-    watching.open()
+    watching.open(*accelerator._models)
     try:
         yield StepOf(watching, accelerator, step)
     finally:

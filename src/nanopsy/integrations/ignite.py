@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from ignite.engine import Engine, Events
 
 from nanopsy.findings import Diagnosis
@@ -10,11 +13,12 @@ from nanopsy.stepwatch import OnIncident, StepWatch
 __all__ = ["attach"]
 
 
-def attach(engine: Engine, *, on_incident: OnIncident | None = None) -> Diagnosis:
+def attach(engine: Engine, model: torch.nn.Module | None = None, *, on_incident: OnIncident | None = None) -> Diagnosis:
     """Stop an engine at the first non-finite loss or gradient, before the optimizer writes, and say why.
 
     Args:
-        engine: the trainer; its process function is called again under the trace, as far as its first ``backward``.
+        engine: the trainer; its process function is called again under the trace, as far as its ``backward``.
+        model: what it trains; its buffers are put back, and its weights named.
         on_incident: called with the :class:`~nanopsy.Incident`; return ``"skip"`` to drop the step and go on. None raises
             :class:`~nanopsy.NonFiniteStep`.
 
@@ -25,12 +29,19 @@ def attach(engine: Engine, *, on_incident: OnIncident | None = None) -> Diagnosi
 
     @engine.on(Events.STARTED)
     def begin(engine: Engine) -> None:
-        watching.open()
+        watching.open(*([model] if model is not None else []))
 
-    @engine.on(Events.ITERATION_STARTED)
-    def top(engine: Engine) -> None:
-        batch = engine.state.batch
-        watching.remember(lambda: engine._process_function(engine, batch))
+    step = engine._process_function
+
+    def process(engine: Engine, batch: Any) -> Any:
+        watching.remember(lambda: step(engine, batch))
+        try:
+            return step(engine, batch)
+        except BaseException:
+            watching.close()
+            raise
+
+    engine._process_function = process
 
     @engine.on(Events.COMPLETED | Events.TERMINATE | Events.INTERRUPT)
     def end(engine: Engine) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nanopsy.stepwatch import OnIncident, StepWatch
+from nanopsy.stepwatch import OnIncident, StepWatch, loss_of
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning.pytorch" in sys.modules:
     from lightning.pytorch import Callback
@@ -30,7 +31,7 @@ class NanopsyCallback(Callback):
         self.watch = StepWatch(on_incident)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.watch.open()
+        self.watch.open(pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.watch.remember(lambda: _silently(pl_module, lambda: _step(trainer, pl_module, batch, batch_idx)))
@@ -46,8 +47,12 @@ class NanopsyCallback(Callback):
 
 
 def _step(trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> Any:
+    """The module's own step; its loss is divided as automatic optimization divides it."""
+    takes = inspect.signature(pl_module.training_step).parameters
+    arguments = (batch, batch_idx) if len(takes) > 1 else (batch,)
     with trainer.precision_plugin.train_step_context():
-        return pl_module.training_step(batch, batch_idx)
+        loss = loss_of(pl_module.training_step(*arguments))
+    return loss / trainer.accumulate_grad_batches if pl_module.automatic_optimization and loss is not None else loss
 
 
 def _silently(pl_module: Any, call: Callable[[], Any]) -> Any:

@@ -26,11 +26,10 @@ class NanopsyCallback(TrainerCallback):
 
     def __init__(self, on_incident: OnIncident | None = None) -> None:
         self.watch = StepWatch(on_incident)
-        self._trainer: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer = trainer = _trainer(sys._getframe(1))
-        self.watch.open()
+        trainer = _trainer(sys._getframe(1))
+        self.watch.open(*filter(None, [kwargs.get("model")]))
         if trainer is None:
             return
         step = trainer.training_step
@@ -38,14 +37,17 @@ class NanopsyCallback(TrainerCallback):
         def training_step(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
             items = rest[0] if rest else named.get("num_items_in_batch")
             self.watch.remember(lambda: _loss(trainer, model, inputs, items))
-            return step(model, inputs, *rest, **named)
+            try:
+                return step(model, inputs, *rest, **named)
+            except BaseException:
+                self.watch.close()
+                raise
 
         trainer.training_step = training_step
+        self.watch.closing = lambda: trainer.__dict__.pop("training_step", None)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.watch.close()
-        if self._trainer is not None:
-            self._trainer.__dict__.pop("training_step", None)
 
 
 def _loss(trainer: Any, model: Any, inputs: Any, items: Any) -> Any:
