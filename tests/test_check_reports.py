@@ -448,4 +448,4 @@ def test_gitlab(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_drawer_imports_only_what_it_may() -> None:
     folder = Path(check_text.__file__).parent
     for file in folder.glob("*.py"):
-        assert set(re.findall(r"^from nanopsy\.(\w+)", file.read_text(), re.MULTILINE)) <= {"causes", "findings", "report", "sources"}
+        assert set(re.findall(r"^from nanopsy\.(\w+)", file.read_text(), re.MULTILINE)) <= {"capsule", "causes", "errors", "findings", "report", "sources"}

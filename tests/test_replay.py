@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -329,3 +330,32 @@ def test_a_capsules_report_is_the_runs_report(tmp_path: Path) -> None:
     assert [it["findings"][0]["code"] for it in again["incidents"]] == [it["findings"][0]["code"] for it in report["incidents"]]
     assert again["incidents"][0]["batch"] == {"number": 10, "samples": [20, 21]}
     assert report["incidents"][0]["batch"] == again["incidents"][0]["batch"]
+
+
+def test_git_bisects_with_it(tmp_path: Path) -> None:
+    """Four versions of a script, the third of which brought the mistake in; one that cannot be replayed is skipped."""
+
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=n", "-c", "user.email=n@example.org", "-c", "commit.gpgsign=false"]
+        return subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    bad = textwrap.dedent(script("for"))
+    good = bad.replace("torch.var(g)", "torch.var(g, correction=0)")
+    git("init", "-q")
+    versions = [good, good + "# comment\n", "raise SystemExit('does not run')\n", bad, bad + "# another\n"]
+    for number, text in enumerate(versions):
+        (tmp_path / "train.py").write_text(text)
+        git("add", "train.py")
+        git("commit", "-q", "-m", f"version {number}")
+    python(tmp_path, "-m", "nanopsy", "run", "--rerun", "never", "--no-verify", "--capture", "full", "--capsule", "x.nanopsy", "train.py")
+    git("bisect", "start", "HEAD", "HEAD~4")
+    said = subprocess.run(
+        ["git", "bisect", "run", sys.executable, "-m", "nanopsy", "replay", "x.nanopsy", "--", "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    log = git("bisect", "log")
+    assert "# first bad commit" in log or "# possible first bad commit" in log, said.stdout + said.stderr
+    assert "version 3" in "".join(line for line in log.splitlines() if "first bad commit" in line), log

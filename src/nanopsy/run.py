@@ -6,6 +6,7 @@ exception prints the user's own traceback; the exit status is the script's own u
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import importlib.machinery
 import importlib.util
@@ -13,12 +14,14 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
+from typing import NoReturn
 
 from nanopsy import registry
 from nanopsy.capture.collect import CaptureOptions, check_destination
@@ -275,7 +278,21 @@ def _finish(examiner: Examiner, options: RunOptions, status: int | None, keeper:
     if status is None and isinstance(examiner, JointExaminer):
         _flush()
         examiner.wait_for_report()
+        if examiner.ranks.rank is not None:
+            _leave(EXIT_FINDINGS)
     return EXIT_FINDINGS if status is None else status
+
+
+def _leave(status: int) -> NoReturn:
+    """End a rank whose script was stopped in the middle: what the script registered for its end is run, the interpreter is not taken apart.
+
+    A process group that was not destroyed can abort while Python unloads it, and the status would be lost.
+    """
+    _flush()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    _flush()
+    os._exit(status)
 
 
 def _speaks(examiner: Examiner, options: RunOptions) -> bool:

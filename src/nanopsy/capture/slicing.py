@@ -25,7 +25,7 @@ MOST_UPSTREAM = 8
 """Operators before the birth that a chain shows, at most."""
 _LARGEST = 64 << 20
 """Bytes of all constants of a chain, before it is cut down."""
-_IDENTITIES = frozenset({"detach", "alias", "lift_fresh", "_to_copy_identity"})
+_IDENTITIES = frozenset({"detach", "alias", "lift_fresh"})
 _BINS = 24
 
 
