@@ -87,7 +87,7 @@ WAYS = {
     "by_accelerate": """
     from accelerate import Accelerator
     def train(bad):
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         net = Net()
         optimizer = torch.optim.Adam(net.parameters(), 1e-3)
         net, optimizer, batches = accelerator.prepare(net, optimizer, loader(bad))

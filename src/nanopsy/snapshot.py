@@ -256,6 +256,12 @@ def _without_graph(value: Any) -> Any:
 
 _COUNTERS = (int, float, bool, str, type(None))
 _MOST_OWNERS = 64
+_COUNTING = frozenset({"accelerate"})
+"""Packages whose objects, among the names of a script's own loop, count its batches."""
+
+
+def _counts(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in _COUNTING
 
 
 def _progress(owner: Any) -> list[Any]:
@@ -266,7 +272,7 @@ def _progress(owner: Any) -> list[Any]:
     for _ in range(4):
         beyond: list[Any] = []
         for thing in level:
-            if len(found) >= _MOST_OWNERS or any(thing is known for known in found):
+            if len(found) >= _MOST_OWNERS or not hasattr(thing, "__dict__") or any(thing is known for known in found):
                 continue
             found.append(thing)
             for entry in vars(thing).values():
@@ -293,7 +299,7 @@ class FrameState:
         attributes, lengths, generators = [], [], []
         found: list[Any] = list(names.values())
         if frame.f_globals is not frame.f_locals:
-            found += [value for value in frame.f_globals.values() if _may_be_generator(type(value))]
+            found += [value for value in frame.f_globals.values() if _may_be_generator(type(value)) or _counts(type(value))]
         for value in found:
             if type(value) is list:
                 lengths.append((value, len(value)))
@@ -314,8 +320,11 @@ class FrameState:
                         if state is not None:
                             generators.append((entry, state))
                 attributes.append((value, kept))
+        owners = [value for value in found if _counts(type(value))]
         if holds_training_loop(frame.f_code.co_filename):
-            attributes += [(owner, {k: v for k, v in vars(owner).items() if type(v) in _COUNTERS}) for owner in _progress(frame.f_locals.get("self"))]
+            owners.append(frame.f_locals.get("self"))
+        for owner in owners:
+            attributes += [(thing, {k: v for k, v in vars(thing).items() if type(v) in _COUNTERS}) for thing in _progress(owner)]
         return cls(names, attributes, lengths, generators)
 
     def restore(self, frame: FrameType) -> None:
