@@ -107,9 +107,8 @@ for step, (image, depth, valid) in enumerate(torch.utils.data.DataLoader(Scenes(
     loss.backward()
     if not reference and once(step, "gradient-flip"):
         flip(net.body[4].weight.grad)
-    if reference and faults.get(step) not in (None, "gradient-flip", "loss-flip"):
-        continue
-    optimizer.step()
+    if not reference or faults.get(step) in (None, "gradient-flip", "loss-flip"):
+        optimizer.step()
     if faults.get(step + 1) == "weight-flip" or step == 79:
         print(hashlib.sha256(b"".join(value.detach().numpy().tobytes() for value in net.parameters())).hexdigest())
 '''

@@ -78,6 +78,17 @@ def captured(folder: Path, source: str, *options: str) -> Path:
     return folder / "x.nanopsy"
 
 
+@pytest.fixture(scope="module")
+def full_capsule(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A capsule of the ``for`` script with its full state."""
+    return captured(tmp_path_factory.mktemp("full"), script("for"), "--capture", "full", "--no-verify").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def small_capsule(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return captured(tmp_path_factory.mktemp("small"), script("for"), "--no-verify").read_bytes()
+
+
 @pytest.mark.parametrize("kind", ["for", "loader", "next"])
 def test_a_full_capsule_judges_an_edited_script_on_the_very_step(tmp_path: Path, kind: str) -> None:
     captured(tmp_path, script(kind), "--capture", "full", "--no-verify")
@@ -100,8 +111,9 @@ def test_a_full_capsule_judges_an_edited_script_on_the_very_step(tmp_path: Path,
     assert float(replayed[1]) == pytest.approx(float(verified[1]), rel=1e-3)
 
 
-def test_a_network_of_another_shape_cannot_be_replayed(tmp_path: Path) -> None:
-    captured(tmp_path, script("for"), "--capture", "full", "--no-verify")
+def test_a_network_of_another_shape_cannot_be_replayed(tmp_path: Path, full_capsule: bytes) -> None:
+    write(tmp_path, script("for"))
+    (tmp_path / "x.nanopsy").write_bytes(full_capsule)
     text = (tmp_path / "train.py").read_text()
     (tmp_path / "train.py").write_text(
         text.replace("Conv2d(1, 4,", "Conv2d(1, 5,").replace("BatchNorm2d(4)", "BatchNorm2d(5)").replace("Conv2d(4, 1,", "Conv2d(5, 1,")
@@ -116,8 +128,8 @@ def test_a_network_of_another_shape_cannot_be_replayed(tmp_path: Path) -> None:
     ("source", "say"),
     [("print(1)\n", "before its first training step"), ("raise SystemExit(7)\n", "before its first training step"), ("def (:\n", "does not compile")],
 )
-def test_scripts_that_never_train_cannot_be_replayed(tmp_path: Path, source: str, say: str) -> None:
-    captured(tmp_path, script("for"), "--capture", "full", "--no-verify")
+def test_scripts_that_never_train_cannot_be_replayed(tmp_path: Path, full_capsule: bytes, source: str, say: str) -> None:
+    (tmp_path / "x.nanopsy").write_bytes(full_capsule)
     (tmp_path / "other.py").write_text(source)
     done = python(tmp_path, "-m", "nanopsy", "replay", "x.nanopsy", "--", "other.py")
     assert done.returncode == 125
@@ -125,15 +137,17 @@ def test_scripts_that_never_train_cannot_be_replayed(tmp_path: Path, source: str
     assert "Traceback" not in done.stderr
 
 
-def test_a_capsule_without_state_says_so(tmp_path: Path) -> None:
-    captured(tmp_path, script("for"), "--no-verify")
+def test_a_capsule_without_state_says_so(tmp_path: Path, small_capsule: bytes) -> None:
+    write(tmp_path, script("for"))
+    (tmp_path / "x.nanopsy").write_bytes(small_capsule)
     done = python(tmp_path, "-m", "nanopsy", "replay", "x.nanopsy", "--", "train.py")
     assert done.returncode == 125
     assert "--capture full" in done.stderr
 
 
-def test_repro_and_replay_show_the_failure(tmp_path: Path) -> None:
-    path = captured(tmp_path, script("for"))
+def test_repro_and_replay_show_the_failure(tmp_path: Path, small_capsule: bytes) -> None:
+    path = tmp_path / "x.nanopsy"
+    path.write_bytes(small_capsule)
     with zipfile.ZipFile(path) as archive:
         text = archive.read("repro.py").decode()
     assert len(text.splitlines()) <= 40

@@ -60,7 +60,8 @@ def test_a_variance_is_never_negative(values: list[float], correction: int) -> N
     assert stable.masked_var(x, correction=correction) >= 0
     assert stable.masked_std(x, correction=correction) >= 0
     spread = float(x.max() - x.min())
-    assert float(stable.masked_std(x)) <= 0.5 * spread * (1 + 1e-5) + 4 * EPS * float(x.abs().max())
+    step = 2.0**-149  # among subnormals a result can only be right to a step of the format: half a step may come out as one
+    assert float(stable.masked_std(x)) <= 0.5 * spread * (1 + 1e-5) + 4 * EPS * float(x.abs().max()) + step
 
 
 @given(numbers, seeds)
