@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nanopsy.capsule.chain import Chain, ChainStep, Constant
 from nanopsy.capsule.format import read
@@ -20,6 +23,8 @@ from nanopsy.capture.execute import run
 from nanopsy.capture.likeness import Likeness
 from nanopsy.capture.shrinking import Shrinker
 from nanopsy.capture.slicing import Slice, spread_of
+from nanopsy.capture.state import checked
+from nanopsy.errors import NanopsyError
 from running import nanopsy, python, write
 
 TRAIN = """
@@ -373,3 +378,44 @@ def test_git_bisects_with_it(tmp_path: Path) -> None:
     log = git("bisect", "log")
     assert "# first bad commit" in log or "# possible first bad commit" in log, said.stdout + said.stderr
     assert "version 3" in "".join(line for line in log.splitlines() if "first bad commit" in line), log
+
+
+STRANGE = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 1 << 65) | st.floats(allow_nan=False) | st.sampled_from(["a", "weights/w", "tensor", "nan"]),
+    lambda it: (
+        st.lists(it, max_size=3) | st.dictionaries(st.sampled_from(["tensor", "array", "float", "dict", "list", "tuple", "item", "state"]), it, max_size=2)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from([("names",), ("rounds",), ("rounds", 0), ("rounds", 0, "item"), ("rounds", 0, "random"), ("rounds", 0, "random", "python"), ("rounds", 0, "draws"),
+                        ("rounds", 0, "generators"), ("optimizers",), ("optimizers", 0, "state"), ("optimizers", 0, "class"), ("scalers",)]), STRANGE)  # fmt: skip
+def test_a_strange_state_is_a_sentence(where: tuple[Any, ...], value: object) -> None:
+    tensors = {"weights/w": torch.ones(2), "random0.torch": torch.get_rng_state(), "a": torch.ones(1)}
+    version, internal, gauss = random.Random(0).getstate()
+    entry: Any = {
+        "names": ["w"],
+        "rounds": [
+            {
+                "item": {"tensor": "a"},
+                "random": {"python": [version, list(internal), gauss], "cuda": 0, "numpy": None},
+                "draws": [],
+                "draws_random": [],
+                "generators": 0,
+            }
+        ],
+        "optimizers": [{"class": "SGD", "state": {"w": {"dict": [["step", 1]]}}, "groups": []}],
+        "scalers": [None],
+        "step": 3,
+    }
+    checked(json.loads(json.dumps(entry)), dict(tensors))
+    holder = entry
+    for key in where[:-1]:
+        holder = holder[key]
+    holder[where[-1]] = value
+    try:
+        checked(entry, tensors)
+    except NanopsyError:
+        return

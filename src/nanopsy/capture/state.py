@@ -200,7 +200,7 @@ def put_weights(kept: Kept, registry: Registry) -> None:
                 optimizer.state[parameter] = unpacked(state, kept.tensors, parameter.device)
     for scaler, scale in zip(registry.scalers, kept.entry["scalers"], strict=False):
         if scale is not None and getattr(scaler, "_scale", None) is not None:
-            scaler._scale.fill_(scale)
+            scaler._scale.fill_(float(scale))
 
 
 def put_rounds(kept: Kept, loops: Loops, rounds: list[Round], device: torch.device) -> list[Round]:
@@ -244,10 +244,17 @@ def checked(entry: Any, tensors: Tensors) -> Kept:
             random.Random().setstate(unpacked_random(it["random"], f"random{number}", tensors).python)
             for drawn in it["draws"]:
                 unpacked(drawn, tensors)
+            for index, states in enumerate(it["draws_random"]):
+                unpacked_random(states, f"draw{number}.{index}", tensors)
+            for index in range(it["generators"]):
+                tensors[f"generators{number}.{index}"]
             if len(it["draws_random"]) != len(it["draws"]) or not isinstance(it["generators"], int):
                 raise ValueError("draws without random states")
         if not entry["rounds"] or not all(isinstance(it["state"], dict) and isinstance(it["class"], str) for it in entry["optimizers"]):
             raise ValueError("no rounds, or optimizers of another kind")
+        for it in entry["optimizers"]:
+            if not all(isinstance(name, str) and isinstance(unpacked(state, tensors), dict) for name, state in it["state"].items()):
+                raise TypeError("an optimizer's state that is none")
         _ = [float(it) for it in entry["scalers"] if it is not None]
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError, OverflowError, StopIteration, IndexError) as error:
         raise NanopsyError(f"the full state in this capsule does not fit together ({type(error).__name__}: {str(error)[:100]})",
