@@ -419,3 +419,23 @@ def test_a_strange_state_is_a_sentence(where: tuple[Any, ...], value: object) ->
         checked(entry, tensors)
     except NanopsyError:
         return
+
+
+def test_an_infinity_that_becomes_nan_elsewhere_is_shown_where_it_was_born(tmp_path: Path) -> None:
+    path = captured(tmp_path, """
+        import torch
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 3)
+        opt = torch.optim.SGD(net.parameters(), 1e-2)
+        for step in range(5):
+            x = torch.rand(6, 4) if step != 3 else torch.zeros(6, 4)
+            with torch.no_grad():
+                net.bias.zero_()
+            loss = (torch.linalg.cross(net(x), torch.ones(6, 3)).square() ** 0.5).sum()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        """, "--no-verify")  # fmt: skip
+    chain = read(path).chain
+    assert chain is not None
+    assert python(tmp_path, "-m", "nanopsy", "replay", "x.nanopsy").returncode == 3

@@ -78,14 +78,14 @@ def cut(evidence: Evidence, findings: list[Finding]) -> Cut | None:
 
 
 def _fails_alike(candidate: Slice, ancestry: Ancestry) -> bool:
-    """Whether a slice comes to the kind of bad value that the step came to: NaN, or an infinity."""
-    node = ancestry.nan_birth or ancestry.birth
+    """Whether a slice comes to the kind of bad value that was born, or that it had become: NaN, or an infinity."""
+    kinds = {math.isnan(node.value) for node in (ancestry.nan_birth, ancestry.birth) if node is not None}
     try:
         result = candidate.result()
     except Exception:
         return False
     nan = any(bool(value.isnan().any()) for value in result.values.values())
-    return bool(result.bad) and (node is None or nan == math.isnan(node.value))
+    return bool(result.bad) and (not kinds or nan in kinds)
 
 
 def _ancestry(evidence: Evidence, finding: Finding) -> Ancestry | None:
