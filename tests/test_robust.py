@@ -127,3 +127,25 @@ def test_a_scaler_that_is_switched_off(tmp_path: Path) -> None:
     assert ran.status == 0, ran.err
     assert ran.out == "end\n"
     assert ran.incident["outcome"] == "reproduced"
+
+
+def test_a_bad_closure_leaves_the_weights_as_if_it_had_never_been(tmp_path: Path) -> None:
+    source = """
+        import torch
+        torch.manual_seed(0)
+        w = torch.nn.Linear(3, 1)
+        opt = torch.optim.SGD(w.parameters(), 0.1)
+        x = torch.rand(8, 3)
+        for i in STEPS:
+            def closure():
+                opt.zero_grad()
+                loss = torch.sqrt(w(x).pow(2).mean()) if i != 3 else torch.sqrt((w(x) * 0).sum())
+                loss.backward()
+                return loss
+            opt.step(closure)
+        print(w.weight.tolist())
+        """
+    write(tmp_path, {"train.py": source.replace("STEPS", "range(6)"), "without.py": source.replace("STEPS", "(0, 1, 2, 4, 5)")})
+    ran = nanopsy(tmp_path, "train.py", options=("--rerun", "never", "--on-incident", "skip"))
+    assert ran.incident["outcome"] == "reproduced"
+    assert ran.out == python(tmp_path, "without.py").stdout
