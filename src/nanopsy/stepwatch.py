@@ -228,7 +228,7 @@ class StepWatch(Reporter):
             if "called again" not in incident.detail:
                 incident.detail += "; called again, the step was finite"
             return False
-        same = all(bits in losses or not losses for bits in stepped)
+        same = bool(losses) and all(bits in losses for bits in stepped)
         incident.replays = len(stepped)
         incident.detail = f"the step was called again, {'the loss came out bit for bit as before' if same else 'it was bad again, with another loss'}"
         if same:
